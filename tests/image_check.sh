@@ -1,0 +1,69 @@
+#!/bin/sh
+# Builds the Dockerfile without a container engine and starts what it built. Debian, as root.
+# LOCK=requirements.lock leaves the GPU packages out and is much smaller.
+set -eu
+cd "$(dirname "$0")/.."
+LOCK=${LOCK:-requirements-cuda12.lock}
+PORT=${PORT:-18080}
+[ "$(id -u)" = 0 ] || { echo "image-check needs root (debootstrap and buildah's chroot isolation)"; exit 1; }
+export DEBIAN_FRONTEND=noninteractive
+if ! command -v buildah >/dev/null || ! command -v debootstrap >/dev/null || ! command -v crun >/dev/null; then
+  echo "installing buildah, debootstrap, crun"
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends buildah debootstrap crun >/dev/null
+fi
+store=$(mktemp -d)
+b() { buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs "$@"; }
+cleanup() { [ -z "${server:-}" ] || kill "$server" 2>/dev/null || true; b rm --all >/dev/null 2>&1 || true; rm -rf "$store"; }
+trap cleanup EXIT INT TERM
+echo "base: a minimal Debian bookworm"
+debootstrap --variant=minbase bookworm "$store/base" >"$store/debootstrap.log" 2>&1 || { tail -5 "$store/debootstrap.log"; exit 1; }
+base=$(b from scratch)
+b copy -q "$base" "$store/base" / >/dev/null
+b commit -q "$base" localhost/debian-slim >/dev/null
+rm -rf "$store/base"
+# What this machine needs to reach its package registry goes in as mounts and build environment, never into the image.
+set -- --isolation chroot --network host --build-arg BASE=localhost/debian-slim --build-arg "LOCK=$LOCK"
+set -- "$@" -v /etc/ssl/certs:/etc/ssl/certs:ro
+for file in /etc/pip.conf /etc/apt/apt.conf.d /etc/apt/sources.list /etc/apt/sources.list.d; do
+  [ ! -e "$file" ] || set -- "$@" -v "$file:$file:ro"
+done
+for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_CERT http_proxy https_proxy no_proxy; do
+  eval "value=\${$name:-}"
+  [ -z "$value" ] || set -- "$@" --env "$name=$value"
+done
+echo "building the Dockerfile with $LOCK"
+b bud -q "$@" -t localhost/calibration-service . >"$store/build.log" 2>&1 || { tail -30 "$store/build.log"; exit 1; }
+image=$(b from localhost/calibration-service)
+run() { b run --isolation chroot --network host --user 10001 "$@"; }
+echo "without a token it must refuse an address beyond loopback:"
+if run "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/refused.log" 2>&1; then echo "it did not refuse"; exit 1; fi
+tail -1 "$store/refused.log"
+run --env CALIBRATE_TOKEN=image-check-token-0123456789abcdef "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/serve.log" 2>&1 &
+server=$!
+tries=0
+until python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$PORT/healthz', timeout=2)" 2>/dev/null; do
+  tries=$((tries + 1))
+  [ "$tries" -lt 60 ] || { echo "the image did not serve /healthz"; tail -20 "$store/serve.log"; exit 1; }
+  sleep 1
+done
+python3 - "$PORT" <<'PY'
+import json, sys, time, urllib.error, urllib.request
+base = f"http://127.0.0.1:{sys.argv[1]}"
+def get(path, token):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(base + path, headers=headers), timeout=5) as answer:
+        return json.load(answer)
+try:
+    get("/v1/devices", None)
+    sys.exit("an unauthenticated request was answered")
+except urllib.error.HTTPError as error:
+    assert error.code == 401, error.code
+for _ in range(60):
+    devices = get("/v1/devices", "image-check-token-0123456789abcdef")["items"]
+    if devices:
+        break
+    time.sleep(1)
+print("devices:", ", ".join(device["name"] for device in devices))
+PY
+echo "image-check: ok (uid 10001, $LOCK)"
