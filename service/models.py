@@ -5,7 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, ForeignKey, Index, Integer, MetaData, String, Text, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -31,6 +44,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+OPEN_STATES = ("queued", "running")
+_ONE_OF_STATES = "state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')"
+
 Int = BigInteger()
 Id = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -51,17 +68,17 @@ class Base(DeclarativeBase):
 
 
 class Host(Base):
-    """A host with a worker; `heartbeat_at` is by the database's clock."""
+    """A host; `heartbeat_at` is its worker's, by the database's clock, None where only documents came from."""
 
     __tablename__ = "hosts"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    worker_version: Mapped[str] = mapped_column(String(64))
-    heartbeat_at: Mapped[datetime]
+    worker_version: Mapped[str | None] = mapped_column(String(64))
+    heartbeat_at: Mapped[datetime | None]
     unusable: Mapped[list[Any]]  # [{"backend", "reason"}]
 
 
 class Device(Base):
-    """A device seen by a worker."""
+    """A device seen by a worker, or named by an imported document."""
 
     __tablename__ = "devices"
     key: Mapped[str] = mapped_column(String(128), primary_key=True)
@@ -92,6 +109,7 @@ class Calibration(Base):
             sqlite_where=text("state IN ('queued', 'running')"),
             postgresql_where=text("state IN ('queued', 'running')"),
         ),
+        CheckConstraint(_ONE_OF_STATES, name="state"),
         Index("ix_calibrations_device_requested", "device_key", "requested_at", "id"),
         Index("ix_calibrations_requested", "requested_at", "id"),
     )
@@ -99,8 +117,8 @@ class Calibration(Base):
     device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
     request_hash: Mapped[str] = mapped_column(String(64))
     origin: Mapped[str] = mapped_column(String(16))  # request | missing | schedule | import
-    state: Mapped[str] = mapped_column(String(16), index=True)  # queued running succeeded failed cancelled
-    priority: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16), index=True)  # STATES
+    priority: Mapped[int]  # lower starts first
     time_limit_s: Mapped[float]
     cancel_requested: Mapped[bool]
     activate: Mapped[bool]  # asked to activate
@@ -113,6 +131,7 @@ class Calibration(Base):
     error_message: Mapped[str | None] = mapped_column(Text)
     error_detail: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[list[Any]]  # strings: activation notes
+    versions: Mapped[dict[str, Any]]  # of the code that measured, from its start
     requested_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -122,12 +141,15 @@ class SweepRun(Base):
     """One sweep of a job: what the drive takes next, and where it got to."""
 
     __tablename__ = "sweep_runs"
-    __table_args__ = (Index("uq_sweep_runs_calibration_sweep", "calibration_id", "sweep", unique=True),)
+    __table_args__ = (
+        CheckConstraint(_ONE_OF_STATES, name="state"),
+        Index("uq_sweep_runs_calibration_sweep", "calibration_id", "sweep", unique=True),
+    )
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id", ondelete="CASCADE"))
     sweep: Mapped[str] = mapped_column(String(16))
     position: Mapped[int]
-    state: Mapped[str] = mapped_column(String(16))  # queued running succeeded failed cancelled
+    state: Mapped[str] = mapped_column(String(16))  # STATES
     parameters: Mapped[dict[str, Any]]  # resolved
     constants_in_force: Mapped[dict[str, Any]]  # model_* -> value, at the sweep's start
     starts: Mapped[int]  # attempts begun; bounded
@@ -153,13 +175,13 @@ class _Reading:
 
 
 class Row(_Reading, Base):
-    """A calibration row (12 columns) with its reading; `sweep_run_id` None for imported autotuner rows."""
+    """`fitting.CalibrationRow`: `flops` operations, `bytes` distinct bytes, times in milliseconds."""
 
     __tablename__ = "rows"
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     sweep_run_id: Mapped[int] = mapped_column(ForeignKey("sweep_runs.id", ondelete="CASCADE"), index=True)
     backend: Mapped[str] = mapped_column(String(32))
-    digest: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(Text)
     routine: Mapped[str] = mapped_column(Text)
     label: Mapped[str] = mapped_column(Text)
     measured_ms: Mapped[float]
@@ -242,7 +264,9 @@ class ConstantSet(Base):
     device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"))
     revision: Mapped[int]
     calibration_id: Mapped[str | None] = mapped_column(ForeignKey("calibrations.id"))
+    source_revision: Mapped[int | None]  # the earlier set that an operator's change copies
     cause: Mapped[str] = mapped_column(String(16))  # calibration | pin | rollback | unpin
+    pinned: Mapped[bool]  # whether the device was pinned while this set was active
     notes: Mapped[list[Any]]
     created_at: Mapped[datetime]
 
@@ -266,7 +290,7 @@ class Constant(Base):
 
 
 class Token(Base):
-    """A bearer token, hashed."""
+    """A bearer token: `digest` is its SHA-256, `scopes` a list of `read` and `calibrate`."""
 
     __tablename__ = "tokens"
     id: Mapped[int] = mapped_column(Id, primary_key=True)
@@ -274,15 +298,3 @@ class Token(Base):
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     scopes: Mapped[list[Any]]
     created_at: Mapped[datetime]
-
-
-class Schedule(Base):
-    """Periodic recalibration of a device."""
-
-    __tablename__ = "schedules"
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
-    device_key: Mapped[str] = mapped_column(ForeignKey("devices.key"), index=True)
-    cron: Mapped[str] = mapped_column(String(64))
-    request: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime]
-    next_at: Mapped[datetime]

@@ -1,0 +1,75 @@
+"""Settings: `CALIBRATE_*` variables, or arguments of `Settings` where the command line sets them."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def default_data_dir() -> Path:
+    """Return the data folder used where `CALIBRATE_DATA_DIR` is unset."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "calibration-service"
+
+
+def parse_database_url(text: str) -> URL:
+    """Return the URL with the driver this service uses; raises ValueError, without repeating a password."""
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise ValueError("not a database URL; use sqlite:////path/to/file or postgresql://user@host/name") from None
+    if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
+        if url.database in (None, "", ":memory:"):
+            raise ValueError("SQLite needs a file: the worker is another process and must see the same tables")
+        return url.set(drivername="sqlite")
+    raise ValueError(f"databases are SQLite and PostgreSQL, not {url.drivername}")
+
+
+class Settings(BaseSettings):
+    """Everything that an installation may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="CALIBRATE_", env_ignore_empty=True, extra="ignore")
+
+    data_dir: Path = Field(default_factory=default_data_dir)
+    database_url: SecretStr | None = None
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    token: SecretStr | None = Field(default=None, min_length=16)
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    pool_size: int = Field(default=16, ge=2, le=256)
+    revision_poll_s: float = Field(default=1.0, gt=0)
+    worker_offline_s: float = Field(default=20.0, gt=0)
+    shutdown_grace_s: int = Field(default=3, ge=0)
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(host.strip().lower() for host in value.split(",") if host.strip())
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_database_url(value.get_secret_value())
+        return value
+
+    @cached_property
+    def url(self) -> URL:
+        """The database: the one asked for, else a SQLite file in the data folder."""
+        if self.database_url is None:
+            return URL.create("sqlite", database=str(self.data_dir.absolute() / "calibrations.sqlite3"))
+        return parse_database_url(self.database_url.get_secret_value())
