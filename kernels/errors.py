@@ -6,15 +6,20 @@ from typing import ClassVar
 
 
 class MeasureError(Exception):
-    """Base of all failures of a measurement; `code` is stable, the message is for a person."""
+    """Base of all failures of a measurement; `code` is stable, the message is for a person.
+
+    `crashed`: the measuring process died without an answer (a signal, a kill), so another attempt may succeed.
+    """
 
     code: ClassVar[str] = "internal"
     detail: str | None
+    crashed: bool
 
-    def __init__(self, message: str, *, detail: str | None = None) -> None:
+    def __init__(self, message: str, *, detail: str | None = None, crashed: bool = False) -> None:
         """Keep the message and an optional long `detail` (a compiler's log, a traceback)."""
         super().__init__(message)
         self.detail = detail
+        self.crashed = crashed
 
 
 class NoDeviceError(MeasureError):

@@ -43,7 +43,11 @@ class StreamKernel:
 
 @dataclass(frozen=True)
 class UntiledKernel:
-    """`dw[o,i] = sum_k dy[k,o] x[k,i]`, one thread an output cell; `phase` is where a block starts in k."""
+    """`dw[o,i] = sum_k dy[k,o] x[k,i]`, one thread an output cell; `phase` is where a block starts in k.
+
+    `k` is a multiple of `parameters.UNTILED_K_STEP`, `n` of `parameters.untiled_block(backend)`. A backend without the
+    `spread` phase raises UnsupportedError when asked to prepare it.
+    """
 
     m: int
     n: int
@@ -127,7 +131,9 @@ class Sample:
 class Conditions:
     """State of the device at one moment; None means unknown, with the reason in `unknown[field]`, never 0 or False.
 
-    `cpu_steal_ticks`/`cpu_total_ticks` are cumulative; `throttle` holds the names of active clock-event reasons.
+    `cpu_steal_ticks`/`cpu_total_ticks` are cumulative; `throttle` holds the names of active clock-event reasons, those
+    of NVML in snake case: `hw_slowdown`, `hw_thermal_slowdown`, `hw_power_brake_slowdown`, `sw_thermal_slowdown` refuse a
+    window, `sw_power_cap` and others are only recorded.
     """
 
     sm_clock_mhz: float | None = None
