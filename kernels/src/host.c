@@ -1,0 +1,81 @@
+/* The host's side of a device: what the target has, the team of threads, first touch and fill. */
+#define _GNU_SOURCE
+#include "calibrate.h"
+
+#include <math.h>
+#include <sched.h>
+
+int widest_vector(void) { return WIDEST; }
+int streaming_stores(void) { return STREAMING_STORES; }
+
+/* How many threads a team asked for `threads` really gets: OMP_THREAD_LIMIT and the like can cut it. */
+int team_size(int threads) {
+    int size = 1;
+#pragma omp parallel num_threads(threads)
+#pragma omp single
+    size = omp_get_num_threads();
+    return size;
+}
+
+/* Binds thread i of the team to the core cores[i]; returns how many could not be bound. */
+int bind_team(int threads, const int *cores) {
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(cores[omp_get_thread_num()], &set);
+        failed += sched_setaffinity(0, sizeof set, &set) != 0;
+    }
+    return failed;
+}
+
+/* Lets every thread of the team run on all `count` cores again. */
+int unbind_team(int threads, const int *cores, int count) {
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        for (int i = 0; i < count; i++) CPU_SET(cores[i], &set);
+        failed += sched_setaffinity(0, sizeof set, &set) != 0;
+    }
+    return failed;
+}
+
+/* splitmix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195) as a counter-based generator: element i of a seed
+ * is always the same, whichever thread makes it. */
+static inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
+    uint64_t z = seed + (counter + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [-1, 1), multiples of 2^-23: exact in float32. */
+void fill_uniform(float *restrict at, int64_t elems, uint64_t seed, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        const share mine = share_of(elems);
+        for (int64_t i = mine.begin; i < mine.end; i++)
+            at[i] = (float)((int32_t)(random_bits(seed, (uint64_t)i) >> 40) - (1 << 23)) * 0x1p-23f;
+    }
+}
+
+/* NaN everywhere, so that an element that a kernel leaves out can't look right. */
+void poison(float *restrict at, int64_t elems, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        const share mine = share_of(elems);
+        for (int64_t i = mine.begin; i < mine.end; i++) at[i] = NAN;
+    }
+}
+
+static void nothing(void) { __asm__ volatile("" ::: "memory"); }
+
+/* An empty launch: the cost of a team's start and end. */
+double empty(int threads, int64_t batch) {
+    double elapsed;
+    TIMED(elapsed, threads, batch, nothing());
+    return elapsed;
+}
