@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     pool_size: int = Field(default=16, ge=2, le=256)
     revision_poll_s: float = Field(default=1.0, gt=0)
     worker_offline_s: float = Field(default=20.0, gt=0)
+    queue_poll_s: float = Field(default=0.25, gt=0)
+    reconcile_s: float = Field(default=60.0, gt=0)
+    rediscover_s: float = Field(default=60.0, gt=0)
     shutdown_grace_s: int = Field(default=3, ge=0)
 
     @field_validator("allowed_hosts", mode="before")
