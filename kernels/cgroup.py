@@ -37,7 +37,7 @@ def cpu_quota(root: Path) -> float | None:
     quotas: list[float] = []
     for folder in _levels(root, "cpu"):
         fields = read_text(folder / "cpu.max").split()
-        if not fields:
+        if len(fields) < 2:
             fields = [read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")]
         quota, period = (_whole(field) for field in fields[:2])
         if quota is not None and quota > 0 and period:
@@ -119,7 +119,7 @@ def _levels(root: Path, controller: str) -> Iterator[Path]:
 def read_text(file: Path) -> str:
     """Return a small file's text without the blanks around it; empty where it can't be read."""
     try:
-        return file.readread_text(encoding="utf-8", errors="replace").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
