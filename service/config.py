@@ -54,13 +54,14 @@ class Settings(BaseSettings):
     queue_poll_s: float = Field(default=0.25, gt=0)
     reconcile_s: float = Field(default=60.0, gt=0)
     rediscover_s: float = Field(default=60.0, gt=0)
+    missing_sweeps: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: all that the device supports
     shutdown_grace_s: int = Field(default=3, ge=0)
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "missing_sweeps", mode="before")
     @classmethod
-    def _split_hosts(cls, value: Any) -> Any:
+    def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return tuple(host.strip().lower() for host in value.split(",") if host.strip())
+            return tuple(item.strip().lower() for item in value.split(",") if item.strip())
         return value
 
     @field_validator("database_url")

@@ -202,7 +202,7 @@ def _seconds(run: SweepRun) -> float:
 
 def _lost(sweep: str) -> str:
     return (
-        f"the worker ended without a word in each of {MAX_STARTS} starts of the {sweep} sweep: look in the host's system "
-        "log for an out-of-memory kill or a driver fault, then ask for the calibration again, with smaller parameters if "
-        "memory was short"
+        f"the worker ended without a word in each of {MAX_STARTS} starts of the {sweep} sweep: look for an "
+        "out-of-memory kill or a driver fault in the system's log, then ask for the calibration again, with smaller "
+        "parameters if memory was short"
     )
