@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_COUNT = 2**63 - 1
+"""The largest count a record may hold: what a signed 64-bit column and the autotuner's integers hold."""
+
 
 @dataclass(frozen=True)
 class LaunchContext:
