@@ -1,7 +1,7 @@
 # docker build -t calibration-service .                                   NVIDIA, CUDA 12
 # docker build --build-arg LOCK=requirements-cuda13.lock -t ... .         NVIDIA, CUDA 13
 # docker build --build-arg LOCK=requirements.lock -t ... .                host CPU only
-# docker run --gpus all -p 8000:8000 -v calibration:/data -e CALIBRATE_TOKEN=... calibration-service
+# docker run --gpus all -p 8080:8080 -v calibration:/data -e CALIBRATE_TOKEN=... calibration-service
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS build
@@ -42,9 +42,9 @@ ENV PATH=/opt/calibration/bin:$PATH \
 USER 10001
 WORKDIR /data
 VOLUME /data
-EXPOSE 8000
+EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
-    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
+    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
 ENTRYPOINT ["calibrate"]
 # Beyond loopback the service wants a token: set CALIBRATE_TOKEN, or it refuses to start and says so.
-CMD ["serve", "--host", "0.0.0.0", "--port", "8000", "--calibrate-missing"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080", "--calibrate-missing"]

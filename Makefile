@@ -1,6 +1,6 @@
 # Everything sets itself up: `make run` and `make test` need Python 3.11+, make and a C compiler, nothing else.
 PYTHON ?= python3
-PORT ?= 8000
+PORT ?= 8080
 HOST ?= 127.0.0.1
 DATA ?= data
 VENV := .venv
@@ -30,7 +30,7 @@ $(VENV)/dev.stamp: $(VENV)/runtime.stamp requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
-run: $(VENV)/runtime.stamp ## Start the service; calibrate devices that have no constants (PORT=8000 DATA=data HOST=127.0.0.1)
+run: $(VENV)/runtime.stamp ## Start the service; calibrate devices that have no constants (PORT=8080 DATA=data HOST=127.0.0.1)
 	@$(BIN)/calibrate serve --host $(HOST) --port $(PORT) --calibrate-missing
 
 test: $(VENV)/dev.stamp ## Everything that passes without a GPU

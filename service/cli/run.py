@@ -1,0 +1,106 @@
+"""`calibrate run` and `calibrate devices`: this host, with no service."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kernels import calibration, measure
+from kernels.backends import registry
+from kernels.errors import CancelledError, MeasureError
+from kernels.parameters import SWEEPS, ParameterError
+from service.cli.console import CliError, ProgressDisplay, note, say, table
+from service.cli.report import report
+from service.cli.serve import DataDir, load_settings
+
+
+def devices(
+    as_json: Annotated[bool, typer.Option("--json", help="Everything known of each device, as JSON.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """List this host's devices, and say in words why others can't be used."""
+    load_settings(data_dir)
+    found = registry.discover()
+    if as_json:
+        entries = [calibration.device_to_json(device) for device in found.devices]
+        unusable = [{"backend": each.backend, "reason": each.reason} for each in found.unusable]
+        say(json.dumps({"devices": entries, "unusable": unusable}, indent=2, allow_nan=False))
+        return
+    if found.devices:
+        rows = [[each.key, each.backend, each.name, each.limits.multiprocessors] for each in found.devices]
+        say(table(["device", "backend", "name", "multiprocessors"], rows))
+    else:
+        say("no usable device")
+    for each in found.unusable:
+        say(f"no {each.backend}: {each.reason}")
+
+
+def run(
+    device: Annotated[str | None, typer.Option(help="Key, backend or unique name; default: the only one.")] = None,
+    sweeps: Annotated[str, typer.Option(help=f"`all`, or some of {','.join(SWEEPS)}.")] = "all",
+    parameters: Annotated[
+        str | None, typer.Option(help='JSON, e.g. {"stream": {"elems": 67108864}}; unset ones have defaults.')
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Factor on the two printed peaks, above 0.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Also write the calibration document (JSON) here.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Calibrate a device of this host and print every point, every fit and the config lines.
+
+    Needs no service and no database. Exit codes: 0 done; 1 a sweep failed (the message says why and what to do);
+    2 a parameter can't be used.
+    """
+    load_settings(data_dir)
+    if not 0 < margin < float("inf"):
+        raise CliError("--margin is a factor above 0", 2)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise CliError(f"--out: there is no folder {out.absolute().parent}", 2)
+    chosen = None if sweeps == "all" else [name.strip() for name in sweeps.split(",") if name.strip()]
+    try:
+        target = registry.find(device)
+        with ProgressDisplay() as display:
+            document = calibration.calibrate(
+                target.key, chosen, _parameters(parameters), on_event=lambda sweep, event: _show(display, sweep, event)
+            )
+    except ParameterError as error:
+        raise CliError(str(error), 2) from error
+    except CancelledError as error:
+        raise KeyboardInterrupt from error
+    except MeasureError as error:
+        detail = f"\n{error.detail.rstrip()}" if error.detail else ""
+        raise CliError(f"{error.code}: {error}{detail}") from error
+    if out is not None:
+        write_whole(out, json.dumps(document, indent=1, allow_nan=False))
+        note(f"wrote {out}")
+    say(report(document, margin))
+
+
+def _parameters(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CliError(f"--parameters is not JSON: {error}", 2) from error
+    if not isinstance(given, dict):
+        raise CliError('--parameters is an object by sweep, e.g. {"stream": {"elems": 67108864}}', 2)
+    return given
+
+
+def _show(display: ProgressDisplay, sweep: str, event: measure.Event) -> None:
+    if isinstance(event, measure.Progress):
+        display.update(sweep, event.done, event.total, event.message)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write whole or not at all."""
+    descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text + "\n")
+    Path(name).chmod(0o644)
+    Path(name).replace(path)
