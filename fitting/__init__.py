@@ -1,5 +1,6 @@
 """Fits: what the data of a calibration says. Pure functions over records; no I/O, no clock, no web."""
 
+from fitting._json_object import DocumentError
 from fitting.calibration import (
     Fit,
     Measured,
@@ -28,16 +29,12 @@ from fitting.cost_model import (
 )
 from fitting.document import (
     DOCUMENT_SCHEMA,
-    DocumentError,
     constant_to_json,
     fit_to_json,
     measurements_of,
     outcome_name,
     outcome_to_json,
-    point_from_json,
-    record_to_json,
     refit,
-    row_from_json,
 )
 from fitting.envelope import EnvelopeFit, fit_envelope
 from fitting.issue_rate import IssueFit, IssueRateFit, IssueUnfittable, fit_issue_rate
@@ -49,9 +46,11 @@ from fitting.launch_fill import (
     fit_fill,
 )
 from fitting.points import MAX_COUNT, IssuePoint, LaunchContext, LaunchPoint, WorkingSetPoint
+from fitting.records import point_from_json, record_to_json, row_from_json
 from fitting.report import Form, constant_lines, format_constant, format_number
 from fitting.rows import CalibrationRow, ParsedRows, parse_rows
-from fitting.serving import Absent, ConstantValue, ServedOutcome, constants_of
+from fitting.served import Absent, Constant, ConstantValue, ServedOutcome
+from fitting.serving import constants_of
 from fitting.traffic import UntiledTraffic, contraction_distinct_bytes, contraction_ops, untiled_traffic
 
 __all__ = [
@@ -65,6 +64,7 @@ __all__ = [
     "AllSpilled",
     "CalibrationRow",
     "CapacityFit",
+    "Constant",
     "ConstantInfo",
     "ConstantValue",
     "DocumentError",

@@ -18,7 +18,7 @@ def checked_count(name: str, value: object, *, least: int = 1) -> int:
 
 def checked_positive(name: str, value: object) -> float:
     """Return `value` as a float, or raise ValueError unless it is a finite number above zero."""
-    if isinstance(value, Real) and not isinstance(value, bool) and is_positive(cast("float", value)):
+    if not isinstance(value, bool) and isinstance(value, Real) and is_positive(cast("float", value)):
         return float(value)
     raise ValueError(f"{name} must be a finite number above zero, got {value!r}")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import stdev
-from typing import Any
 
+from fitting._checks import is_positive
 from fitting.calibration import (
     Fit,
     Measured,
@@ -30,14 +29,12 @@ from fitting.capacity import (
 )
 from fitting.constants import CONSTANTS
 from fitting.cost_model import FillModel
-from fitting.envelope import EnvelopeFit, Witnessed, bytes_rate, flops_rate, leading_row
-from fitting.issue_rate import IssueFit, IssueRateFit, issue_line
-from fitting.launch_fill import FillFit, FillOutcome, admitted_series, geometry_fills, lead_line
+from fitting.envelope import Witnessed, bytes_rate, flops_rate, leading_row
+from fitting.issue_rate import IssueFit, issue_line
+from fitting.launch_fill import FillFit, admitted_series, geometry_fills, lead_line
 from fitting.points import WorkingSetPoint
 from fitting.rows import CalibrationRow
-
-ServedOutcome = EnvelopeFit | CapacityFit | IssueRateFit | FillOutcome
-"""What stands behind one constant; of an envelope, the part of the device's own backend."""
+from fitting.served import Constant, ConstantValue, ServedOutcome, absent_constant, rate_spread, served_constant
 
 LEAST_CACHE_CONTRAST = 1.2
 """Fastest requested rate over the DRAM rate below which the kernel is not limited by memory in cache."""
@@ -51,59 +48,6 @@ _CAPACITY_REASONS: dict[type[CapacityFit], str] = {
     NoTransition: "no_transition",
     TooFewPoints: "too_few_points",
 }
-
-
-@dataclass(frozen=True)
-class ConstantValue:
-    """A constant that this run fitted.
-
-    Parameters
-    ----------
-    name, unit : str
-        As in `CONSTANTS`.
-    value : float
-        Unbumped, in `unit`; an int for the three integer constants.
-    kind : str
-        The fit it was read off: `envelope`, `capacity`, `cache_rate`, `issue_rate` or `fill`.
-    outcome : ServedOutcome
-        That fit's outcome.
-    quality : mapping
-        JSON values. Always there: `spread` (`[low, high]` in `unit`, or None) and `warnings` (in words).
-    doubtful : tuple of str
-        Why not to trust it, in words; empty = good.
-    """
-
-    name: str
-    value: float
-    unit: str
-    kind: str
-    outcome: ServedOutcome
-    quality: Mapping[str, Any] = field(default_factory=dict)
-    doubtful: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A constant of a measured group without a value.
-
-    Parameters
-    ----------
-    name, unit : str
-        As in `CONSTANTS`.
-    reason : str
-        `no_exact_rows`, `no_compute_bound_rows`, `low_contrast`, `all_cached`, `all_spilled`, `no_transition`,
-        `too_few_points`, `few_full_points`, `not_measured` or `unfittable: ` and why.
-    outcome : ServedOutcome or None
-        The outcome that says so; None when the group's other sweep ran and this constant's did not.
-    """
-
-    name: str
-    unit: str
-    reason: str
-    outcome: ServedOutcome | None = None
-
-
-Constant = ConstantValue | Absent
 
 
 def constants_of(fits: Iterable[Fit], measurements: Measurements) -> dict[str, Constant]:
@@ -143,24 +87,6 @@ def constants_of(fits: Iterable[Fit], measurements: Measurements) -> dict[str, C
     return {name: found[name] for name in CONSTANTS if name in found}
 
 
-def _value(
-    name: str,
-    value: float,
-    fit: Fit,
-    outcome: ServedOutcome,
-    quality: Mapping[str, Any],
-    *,
-    warnings: Sequence[str] = (),
-    doubtful: tuple[str, ...] = (),
-) -> ConstantValue:
-    facts = {**quality, "warnings": list(warnings)}
-    return ConstantValue(name, value, CONSTANTS[name].unit, fit.kind, outcome, facts, doubtful)
-
-
-def _absent(name: str, reason: str, outcome: ServedOutcome | None = None) -> Absent:
-    return Absent(name, CONSTANTS[name].unit, reason, outcome)
-
-
 def _peaks(fit: Fit, measurements: Measurements) -> list[Constant]:
     envelope = backend_envelope(fit)
     streamed = has_stream_rows(measurements)
@@ -169,12 +95,14 @@ def _peaks(fit: Fit, measurements: Measurements) -> list[Constant]:
     if streamed:
         name = "model_peak_memory_bandwidth"
         peak = envelope.peak_memory_bandwidth if envelope else None
-        constants.append(_peak(name, peak, fit, measurements, bytes_rate) or _absent(name, "no_exact_rows", envelope))
+        constants.append(
+            _peak(name, peak, fit, measurements, bytes_rate) or absent_constant(name, "no_exact_rows", envelope)
+        )
     if streamed or compute_bound:
         name = "model_peak_flops"
         peak = envelope.peak_flops if envelope and compute_bound else None
         constants.append(
-            _peak(name, peak, fit, measurements, flops_rate) or _absent(name, "no_compute_bound_rows", envelope)
+            _peak(name, peak, fit, measurements, flops_rate) or absent_constant(name, "no_compute_bound_rows", envelope)
         )
     return constants
 
@@ -201,7 +129,7 @@ def _peak(
         "fission_slack": envelope.fission_slack[0] if envelope.fission_slack else None,
     }
     warnings = [f"{envelope.violations} rows beat their recorded bound"] if envelope.violations else []
-    return _value(name, value, fit, envelope, quality, warnings=warnings)
+    return served_constant(name, value, fit, envelope, quality, warnings=warnings)
 
 
 def _witness_windows(
@@ -209,7 +137,8 @@ def _witness_windows(
 ) -> tuple[float, ...]:
     own = [item for item in rows if item.record.backend == backend and item.role != "repeat"]
     lead = leading_row([item.record for item in own], rate_of)
-    return next((item.window_ms for item in own if lead and item.record is lead[1]), ())
+    windows = next((item.window_ms for item in own if lead and item.record is lead[1]), ())
+    return tuple(filter(is_positive, windows))
 
 
 def _cache(fit: Fit, grid: Fit | None, measurements: Measurements) -> list[Constant]:
@@ -219,9 +148,9 @@ def _cache(fit: Fit, grid: Fit | None, measurements: Measurements) -> list[Const
     dram_rate = fit.inputs.get("dram_rate")
     fastest = max((rate for rate, _ in rated_points(points)), default=0.0)
     if dram_rate is not None and 0 < fastest < LEAST_CACHE_CONTRAST * dram_rate:
-        return [_absent(name, "low_contrast", outcome) for name in names]
+        return [absent_constant(name, "low_contrast", outcome) for name in names]
     if not isinstance(outcome, Transition | AllCached):
-        return [_absent(name, _CAPACITY_REASONS[type(outcome)], outcome) for name in names]
+        return [absent_constant(name, _CAPACITY_REASONS[type(outcome)], outcome) for name in names]
     return [_capacity(fit, outcome, points), _cache_bandwidth(grid, measurements)]
 
 
@@ -232,7 +161,7 @@ def _capacity_outcome(fit: Fit | None) -> CapacityFit:
 
 def _capacity(fit: Fit, outcome: Transition | AllCached, points: Sequence[WorkingSetPoint]) -> Constant:
     if isinstance(outcome, AllCached):
-        return _absent("model_cache_capacity", "all_cached", outcome)
+        return absent_constant("model_cache_capacity", "all_cached", outcome)
     ends = sorted((outcome.cached_ws, outcome.spilled_ws))
     quality = {
         "spread": ends,
@@ -242,31 +171,27 @@ def _capacity(fit: Fit, outcome: Transition | AllCached, points: Sequence[Workin
         "dram_rate": fit.inputs.get("dram_rate"),
     }
     doubtful = () if outcome.monotone else ("the rates do not split cleanly by working set: the capacity is a guess",)
-    return _value("model_cache_capacity", outcome.capacity, fit, outcome, quality, doubtful=doubtful)
+    return served_constant("model_cache_capacity", outcome.capacity, fit, outcome, quality, doubtful=doubtful)
 
 
 def _cache_bandwidth(grid: Fit | None, measurements: Measurements) -> Constant:
     name = "model_cache_bandwidth"
     outcome = _capacity_outcome(grid)
     if grid is None or not isinstance(outcome, Transition | AllCached):
-        return _absent(name, _CAPACITY_REASONS[type(outcome)], outcome)
+        return absent_constant(name, _CAPACITY_REASONS[type(outcome)], outcome)
     dram_rate = grid.inputs.get("dram_rate")
     points = fit_records(grid_points(measurements.working_set), "aligned")
     rates = cached_rates(points, dram_rate)
     error = _MEDIAN_ERROR * stdev(rates) / sqrt(len(rates)) if len(rates) > 1 else None
     quality = {
-        **_rate_spread(outcome.cache_rate, error),
+        **rate_spread(outcome.cache_rate, error),
         "points": len(rates),
         "dram_rate": dram_rate,
         "contrast": outcome.cache_rate / dram_rate if dram_rate else None,
     }
     clean = not isinstance(outcome, Transition) or outcome.monotone
     doubtful = () if clean else ("the rates do not split cleanly by working set",)
-    return _value(name, outcome.cache_rate, grid, outcome, quality, doubtful=doubtful)
-
-
-def _rate_spread(rate: float, error: float | None) -> dict[str, Any]:
-    return {"spread": None if error is None else [rate - error, rate + error], "standard_error": error}
+    return served_constant(name, outcome.cache_rate, grid, outcome, quality, doubtful=doubtful)
 
 
 def _issue(issue: Fit | None, fill: Fit | None, measurements: Measurements) -> list[Constant]:
@@ -276,10 +201,10 @@ def _issue(issue: Fit | None, fill: Fit | None, measurements: Measurements) -> l
         rate = _fill_rate(fill, launch, measurements)
     if rate is None:
         source = issue or fill
-        rate = _absent("model_issue_rate", *_unfitted(source))
+        rate = absent_constant("model_issue_rate", *_unfitted(source))
     names = ("model_multiprocessors", "model_fill_threads")
     if fill is None or launch is None:
-        return [rate, *(_absent(name, *_unfitted(fill)) for name in names)]
+        return [rate, *(absent_constant(name, *_unfitted(fill)) for name in names)]
     return [rate, *_fill_constants(fill, launch, measurements)]
 
 
@@ -307,26 +232,26 @@ def _issue_rate(fit: Fit | None, measurements: Measurements) -> Constant | None:
     line = issue_line(fit_records(measurements.issue), model)
     error = None if line is None or line.slope_error is None else outcome.rate * line.slope_error / line.slope
     quality = {
-        **_rate_spread(outcome.rate, error),
+        **rate_spread(outcome.rate, error),
         "max_residual": outcome.max_residual,
         "latency_ms": outcome.latency_ms,
         "points": outcome.points,
         "fill": inputs["fill"],
     }
     warnings = ["the fitted latency is negative"] if outcome.latency_ms < 0 else []
-    return _value("model_issue_rate", outcome.rate, fit, outcome, quality, warnings=warnings)
+    return served_constant("model_issue_rate", outcome.rate, fit, outcome, quality, warnings=warnings)
 
 
 def _fill_rate(fit: Fit, outcome: FillFit, measurements: Measurements) -> Constant:
     line = lead_line(fit_records(measurements.launch), outcome)
     error = None if line is None or line.slope_error is None else outcome.rate * line.slope_error / line.slope
     quality = {
-        **_rate_spread(outcome.rate, error),
+        **rate_spread(outcome.rate, error),
         "max_residual": outcome.max_residual,
         "points": outcome.points,
         "fill": "this_run",
     }
-    return _value("model_issue_rate", outcome.rate, fit, outcome, quality)
+    return served_constant("model_issue_rate", outcome.rate, fit, outcome, quality)
 
 
 def _fill_constants(fit: Fit, outcome: FillFit, measurements: Measurements) -> list[Constant]:
@@ -346,6 +271,8 @@ def _fill_constants(fit: Fit, outcome: FillFit, measurements: Measurements) -> l
     }
     bounded = [f"t is only bounded: {tied[0]} to {tied[-1]} threads fit equally well"] if len(tied) > 1 else []
     return [
-        _value("model_multiprocessors", outcome.cores, fit, outcome, {"spread": None, "points": outcome.points}),
-        _value("model_fill_threads", outcome.saturation, fit, outcome, quality, warnings=bounded),
+        served_constant(
+            "model_multiprocessors", outcome.cores, fit, outcome, {"spread": None, "points": outcome.points}
+        ),
+        served_constant("model_fill_threads", outcome.saturation, fit, outcome, quality, warnings=bounded),
     ]
