@@ -8,9 +8,26 @@
 int widest_vector(void) { return WIDEST; }
 int streaming_stores(void) { return STREAMING_STORES; }
 
-/* How many threads a team asked for `threads` really gets: OMP_THREAD_LIMIT and the like can cut it. */
+const char *instruction_set(void) {
+#if defined(__AVX512F__)
+    return "avx512";
+#elif defined(__AVX2__)
+    return "avx2";
+#elif defined(__AVX__)
+    return "avx";
+#elif defined(__x86_64__)
+    return "sse2";
+#elif defined(__aarch64__)
+    return "neon";
+#else
+    return "generic";
+#endif
+}
+
+/* How many threads a team asked for `threads` really gets: OMP_THREAD_LIMIT can cut it. */
 int team_size(int threads) {
     int size = 1;
+    omp_set_dynamic(0);
 #pragma omp parallel num_threads(threads)
 #pragma omp single
     size = omp_get_num_threads();

@@ -1,0 +1,78 @@
+"""What every problem on the CPU has: arrays that end with it, and kernels bound to them."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kernels.backends.base import Kernel, LaunchFacts, Sample
+from kernels.backends.cc_compiler import Compiler
+from kernels.backends.cc_team import C_INT64, C_POINTER, Float32, Team
+
+
+@dataclass(frozen=True)
+class CcKernel:
+    """A compiled kernel bound to its arrays: `run(batch)` returns the device's milliseconds of all launches."""
+
+    facts: LaunchFacts
+    run: Callable[[int], float]
+    check: Callable[[], None]
+
+    def verify(self) -> None:
+        """Poison the output, run once, compare every element; raises VerificationError."""
+        self.check()
+
+    def sample(self) -> Sample:
+        """Run once, synced."""
+        return self.sample_queued(1)
+
+    def sample_queued(self, batch: int) -> Sample:
+        """Run `batch` launches in one call; times are per launch."""
+        begin = time.perf_counter_ns()
+        device_ms = self.run(batch)
+        wall_ms = 1e-6 * (time.perf_counter_ns() - begin)
+        return Sample(wall_ms=wall_ms / batch, device_ms=device_ms / batch)
+
+
+class CcWorkload(ABC):
+    """Arrays of one problem; `close` gives the memory back, after which its kernels can't run."""
+
+    def __init__(self, compiler: Compiler, team: Team, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Allocate; raises OutOfMemoryError."""
+        self._compiler = compiler
+        self._team = team
+        self._arrays = team.allocate(shapes)
+
+    @abstractmethod
+    def prepare(self, kernel: Kernel) -> CcKernel:
+        """Compile and bind; raises CompileError, UnsupportedError, ValueError for a kernel of another problem."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._arrays.clear()
+
+    def array(self, name: str) -> Float32:
+        """The array itself, not a copy; raises ValueError once the workload is closed."""
+        if name not in self._arrays:
+            raise ValueError("this kernel's workload is closed; open it again and prepare the kernel anew")
+        return self._arrays[name]
+
+    def _read(self, name: str, start: int, stop: int) -> Float32:
+        return self.array(name)[start:stop]
+
+    def _address(self, name: str) -> int:
+        return self.array(name).ctypes.data
+
+    def _resident(self, blocks: int) -> int:
+        return min(blocks, self._team.threads)
+
+
+def entry_point(library: ctypes.CDLL, name: str, *, pointers: int, extents: int) -> Callable[..., float]:
+    """A kernel's entry: pointers, 64-bit extents, threads, batch; returns milliseconds."""
+    function: Callable[..., float] = getattr(library, name)
+    function.argtypes = [C_POINTER] * pointers + [C_INT64] * extents + [ctypes.c_int, C_INT64]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_double  # type: ignore[attr-defined]
+    return function
