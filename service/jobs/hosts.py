@@ -18,11 +18,9 @@ HEARTBEAT_S = 5.0
 def database_now(session: Session) -> datetime:
     """The database's clock: hosts of a fleet need not agree on theirs."""
     if session.get_bind().dialect.name == "sqlite":
-        text = session.scalar(select(func.strftime("%Y-%m-%dT%H:%M:%f", "now")))
-        return datetime.fromisoformat(str(text)).replace(tzinfo=UTC)
-    now = session.scalar(select(type_coerce(func.clock_timestamp(), DateTime(timezone=True))))
-    if now is None:
-        raise ValueError("the database told no time")
+        text: str = session.scalars(select(func.strftime("%Y-%m-%dT%H:%M:%f", "now"))).one()
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    now: datetime = session.scalars(select(type_coerce(func.clock_timestamp(), DateTime(timezone=True)))).one()
     return now.astimezone(UTC)
 
 

@@ -21,7 +21,7 @@ from fitting import (
 from kernels.measure import PointMeasured, Reading, RowMeasured
 from service.models import IssuePointRow, LaunchPointRow, Row, SweepRun, WorkingSetPointRow
 
-T = TypeVar("T")
+T = TypeVar("T", CalibrationRow, WorkingSetPoint, IssuePoint, LaunchPoint)
 Record = RowMeasured | PointMeasured
 TABLES = (Row, WorkingSetPointRow, IssuePointRow, LaunchPointRow)
 

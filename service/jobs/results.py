@@ -27,14 +27,17 @@ class Results:
 
 
 def fit(session: Session, calibration: Calibration, finished: Sequence[SweepRun]) -> Results:
-    """Fit this job's finished sweeps, and no other run's data."""
+    """Fit this job's finished sweeps, and no other run's data, just as the export of the job would be fitted again.
+
+    So the constants in force are those at the start of the first sweep, whatever was activated since.
+    """
     measurements = records.load(session, finished)
     device = session.get_one(Device, calibration.device_key)
     fits = fitting.fit_calibration(
         measurements,
         backend=device.backend,
-        multiprocessors=_multiprocessors(device, finished),
-        in_force=active_constants(session, device),
+        multiprocessors=device.limits["multiprocessors"],
+        in_force=finished[0].constants_in_force,
     )
     return Results(tuple(fits), fitting.constants_of(fits, measurements))
 
@@ -81,9 +84,3 @@ def _fit_row(calibration_id: str, found: fitting.Fit) -> models.Fit:
         inputs=document["inputs"],
         created_at=datetime.now(UTC),
     )
-
-
-def _multiprocessors(device: Device, finished: Sequence[SweepRun]) -> int:
-    """As the sweeps saw them; a MIG slice has fewer than its card."""
-    seen = [run.facts["multiprocessors"] for run in finished if run.facts.get("multiprocessors")]
-    return int(seen[-1] if seen else device.limits["multiprocessors"])

@@ -15,27 +15,31 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from kernels.backends.simulated import SimulatedBackend
 from service import db
 from service.config import Settings
 from service.db import Database
+from service.jobs.hosts import record_discovery
 from service.jobs.queue import JobQueue, migrate_engine
 from service.models import Calibration, Device, SweepRun
 from service.repository import NewJob, submit
 
+HOST_ID = "test-host"
 WAIT_S = 30.0
 
 
 class WorkerHost:
     """One host: its data folder, its environment, its worker."""
 
-    def __init__(self, folder: Path, url: str | None, truths: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, folder: Path, url: str | None, truths: Sequence[dict[str, Any]]
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.environment = {
-            **os.environ,
             "CALIBRATE_DATA_DIR": str(folder),
             "CALIBRATE_LOCK_DIR": str(folder / "locks"),
-            "CALIBRATE_HOST_ID": "test-host",
+            "CALIBRATE_HOST_ID": HOST_ID,
             "CALIBRATE_COMPILER": str(folder / "no-compiler"),
             "CALIBRATE_SIMULATED": json.dumps(list(truths)),
             "CALIBRATE_QUEUE_POLL_S": "0.05",
@@ -43,7 +47,9 @@ class WorkerHost:
         }
         if url is not None:
             self.environment["CALIBRATE_DATABASE_URL"] = url
-        self.settings = Settings(data_dir=folder, database_url=url, queue_poll_s=0.05, reconcile_s=1)
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+        self.settings = Settings()
         self.database = Database(self.settings.url)
         self.queue = JobQueue(self.settings)
         self.workers: list[subprocess.Popen[bytes]] = []
@@ -52,7 +58,7 @@ class WorkerHost:
         with (self.folder / "worker.log").open("ab") as log:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "service.jobs.worker"],
-                env={**self.environment, **environment},
+                env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
             )
@@ -60,12 +66,18 @@ class WorkerHost:
         return worker
 
     def log(self) -> str:
-        return (self.folder / "worker.log").read_text()
+        log = self.folder / "worker.log"
+        return log.read_text() if log.exists() else ""
+
+    def record_devices(self) -> None:
+        """Do what a worker does first, where a test has none."""
+        with self.database.write() as session:
+            record_discovery(session, HOST_ID, "1.0", SimulatedBackend().discover())
 
     def device(self, name: str) -> str:
         def found() -> str | None:
             with self.database.read() as session:
-                return session.scalar(select(Device.key).where(Device.name == name))
+                return session.scalar(select(Device.key).where(Device.name == f"{name} (simulated)"))
 
         return str(self.wait_for(found, f"device {name}"))
 
@@ -81,7 +93,8 @@ class WorkerHost:
 
     def sweeps(self, calibration_id: str) -> dict[str, SweepRun]:
         with self.database.read() as session:
-            runs = session.scalars(select(SweepRun).where(SweepRun.calibration_id == calibration_id))
+            mine = select(SweepRun).where(SweepRun.calibration_id == calibration_id)
+            runs = session.scalars(mine.order_by(SweepRun.position))
             return {run.sweep: run for run in runs}
 
     def wait_state(self, calibration_id: str, *states: str, seconds: float = WAIT_S) -> Calibration:
@@ -128,12 +141,12 @@ def any_database_url(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-def make_host(tmp_path: Path) -> Iterator[MakeHost]:
+def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeHost]:
     """Build hosts of the given simulated devices, migrated but with no worker yet."""
     hosts: list[WorkerHost] = []
 
     def make(*truths: dict[str, Any], url: str | None = None) -> WorkerHost:
-        host = WorkerHost(tmp_path / "data", url, truths)
+        host = WorkerHost(monkeypatch, tmp_path / "data", url, truths)
         hosts.append(host)
         db.upgrade(host.settings.url)
         migrate_engine(host.settings.url)
