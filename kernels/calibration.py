@@ -1,0 +1,223 @@
+"""A whole calibration without the service: sweep by sweep, fits, and the document that holds it all.
+
+Needs numpy only, so that it runs on a bare GPU machine; the document can be imported into a service later.
+"""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fitting import (
+    CONSTANTS,
+    DOCUMENT_SCHEMA,
+    Absent,
+    ConstantValue,
+    Fit,
+    constant_to_json,
+    constants_of,
+    fit_calibration,
+    fit_to_json,
+    measurements_of,
+)
+from kernels.backends import registry
+from kernels.child import run_sweep
+from kernels.device import DeviceDescription
+from kernels.errors import NoDeviceError
+from kernels.events import (
+    Event,
+    PointMeasured,
+    RowMeasured,
+    SweepRequest,
+    SweepResult,
+    device_to_json,
+    event_to_json,
+    result_to_json,
+)
+from kernels.host import host_id
+from kernels.measure import discover_in_child, measure_sweep
+from kernels.parameters import resolve_all
+
+__all__ = ["GROUP_SWEEPS", "calibrate", "device_to_json", "versions"]
+
+GROUP_SWEEPS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("stream",),
+    "compute": ("issue",),
+    "cache": ("working_set",),
+    "issue": ("launch", "issue"),
+}
+"""Group of constants to the sweeps whose doubts are theirs."""
+
+_PACKAGES = ("calibration-service", "numpy", "cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py")
+
+
+def calibrate(
+    device_key: str,
+    sweeps: Sequence[str] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    on_event: Callable[[str, Event], None],
+    in_process: bool = False,
+    constants: Mapping[str, float] | None = None,
+    time_limit_s: float = 900.0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """
+    Calibrate one device of this host and return the calibration document.
+
+    Parameters
+    ----------
+    device_key : str
+        The device's key.
+    sweeps : sequence of str or None
+        Which sweeps; None for all that the device has. They run in the order that lets each use the constants before
+        it: stream, working_set, launch, issue.
+    parameters : mapping or None
+        Sweep to parameters, checked by `kernels.parameters.resolve_all`.
+    on_event : callable
+        Called with the sweep and each of its events.
+    in_process : bool
+        Measure in this process and not in a child: a crash or hang of a kernel is then this process's own.
+    constants : mapping or None
+        `model_*` constants in force before this run, unbumped.
+    time_limit_s : float
+        Of each sweep, seconds.
+    cancelled : callable
+        Polled while a child measures.
+
+    Returns
+    -------
+    dict
+        JSON values: everything measured, every fit, every constant or why there is none.
+
+    Raises
+    ------
+    ParameterError
+        Before anything is measured.
+    MeasureError
+        When a sweep fails.
+    """
+    discovery = registry.discover() if in_process else discover_in_child()
+    device = next((device for device in discovery.devices if device.key == device_key), None)
+    if device is None:
+        raise NoDeviceError(f"no usable device {device_key} on this host")
+    resolved = resolve_all(sweeps, parameters or {}, device.limits)
+    record = _Calibration(device, dict(constants or {}))
+    for sweep, asked in resolved.items():
+        request = SweepRequest(device.key, sweep, asked, record.constants_in_force(), time_limit_s)
+        started_at = _now()
+        records: list[RowMeasured | PointMeasured] = []
+
+        def take(event: Event, sweep: str = sweep, into: list[RowMeasured | PointMeasured] = records) -> None:
+            if isinstance(event, RowMeasured | PointMeasured):
+                into.append(event)
+            on_event(sweep, event)
+
+        result = run_sweep(request, take) if in_process else measure_sweep(request, on_event=take, cancelled=cancelled)
+        record.add(request, records, result, started_at)
+    return record.document()
+
+
+@dataclass
+class _Calibration:
+    """A calibration under way, kept in its JSON form, from which every fit is made."""
+
+    device: DeviceDescription
+    active: dict[str, float]
+    sweeps: list[dict[str, Any]] = field(default_factory=list)
+    requested_at: str = field(default_factory=lambda: _now())
+
+    def add(
+        self,
+        request: SweepRequest,
+        records: Sequence[RowMeasured | PointMeasured],
+        result: SweepResult,
+        started_at: str,
+    ) -> None:
+        """Keep a finished sweep."""
+        self.sweeps.append(
+            {
+                "sweep": request.sweep,
+                "parameters": dict(request.parameters),
+                "constants_in_force": dict(request.constants),
+                **result_to_json(result),
+                "started_at": started_at,
+                "finished_at": _now(),
+                "rows": [event_to_json(event) for event in records if isinstance(event, RowMeasured)],
+                "points": [event_to_json(event) for event in records if isinstance(event, PointMeasured)],
+            }
+        )
+
+    def constants_in_force(self) -> dict[str, float]:
+        """Return what was active before, overlaid with this run's fits so far."""
+        _, constants = self._fit()
+        fitted = {name: found.value for name, found in constants.items() if isinstance(found, ConstantValue)}
+        return {**self.active, **fitted}
+
+    def document(self) -> dict[str, Any]:
+        """Return the calibration document of what is finished."""
+        fits, constants = self._fit()
+        return {
+            **self._head(),
+            "fits": [fit_to_json(fit) for fit in fits],
+            "constants": {name: self._constant(name, constant) for name, constant in constants.items()},
+        }
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "schema": DOCUMENT_SCHEMA,
+            "id": str(uuid.uuid4()),
+            "origin": "run",
+            "device": device_to_json(self.device),
+            "host_id": host_id(),
+            "requested_at": self.requested_at,
+            "started_at": self.requested_at,
+            "finished_at": _now(),
+            "versions": versions(),
+            "sweeps": self.sweeps,
+        }
+
+    def _fit(self) -> tuple[list[Fit], dict[str, ConstantValue | Absent]]:
+        if not self.sweeps:
+            return [], {}
+        measurements = measurements_of({"schema": DOCUMENT_SCHEMA, "sweeps": self.sweeps})
+        fits = fit_calibration(
+            measurements,
+            backend=self.device.backend,
+            multiprocessors=self.device.limits.multiprocessors,
+            in_force=self.active,
+        )
+        return fits, constants_of(fits, measurements)
+
+    def _constant(self, name: str, constant: ConstantValue | Absent) -> dict[str, Any]:
+        form = constant_to_json(constant)
+        if isinstance(constant, ConstantValue):
+            mine = GROUP_SWEEPS[CONSTANTS[name].group]
+            doubts = [
+                f"{item['sweep']}: {reason}"
+                for item in self.sweeps
+                if item["sweep"] in mine
+                for reason in item["doubtful"]
+            ]
+            form["doubtful"] = [*form["doubtful"], *doubts]
+        return form
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that measure and fit, those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
