@@ -80,20 +80,22 @@ class Host:
         return len(self.cores) if self.quota is None else max(1, min(len(self.cores), int(self.quota)))
 
 
-def read_host(root: Path = ROOT) -> Host:
+def read_host(root: Path = ROOT, cores: tuple[int, ...] | None = None) -> Host:
     """Describe this host.
 
     Parameters
     ----------
     root
         Folder that holds `proc`, `sys` and `etc`.
+    cores
+        Logical cores to use; None means those that the calling thread may run on.
 
     Notes
     -----
     The last-level cache is the SUM over the domains that the allowed cores use: a chip with eight core complexes has
     eight caches, and arrays four times one of them would still be half cached.
     """
-    cores = allowed_cores()
+    cores = allowed_cores() if cores is None else cores
     caches, notes = _caches(root, cores)
     last = max((cache.level for cache in caches if cache.type != "Instruction"), default=0)
     size = sum(c.bytes * c.instances for c in caches if c.level == last and c.type != "Instruction")

@@ -71,7 +71,7 @@ def check_stream(kernel: StreamKernel, read: Read) -> None:
     wrong = 0
     for start in range(0, kernel.elems, _CHUNK):
         stop = min(start + _CHUNK, kernel.elems)
-        expected = _stream_reference(kernel.name, read, start, stop)
+        expected = stream_reference(kernel.name, read, start, stop)
         got = read(STREAM_OUTPUT[kernel.name], start, stop)
         different = got.view(np.uint32) != expected.view(np.uint32)
         count = int(np.count_nonzero(different))
@@ -83,7 +83,8 @@ def check_stream(kernel: StreamKernel, read: Read) -> None:
         raise _mismatch(f"stream_{kernel.name}", kernel.candidate.label, first, wrong, kernel.elems)
 
 
-def _stream_reference(name: StreamName, read: Read, start: int, stop: int) -> Float32:
+def stream_reference(name: StreamName, read: Read, start: int, stop: int) -> Float32:
+    """Return what elements `start` to `stop` of a STREAM kernel's output must be, to the bit."""
     inputs = [read(array, start, stop) for array in STREAM_INPUTS[name]]
     if name == "copy":
         return inputs[0]
@@ -113,13 +114,13 @@ class ContractionReference:
         self._read = read
         self._m = m
         self._n = n
-        self._known: dict[int, Float64] = {0: np.zeros((m, n))}
+        self._known: dict[int, Float64] = {}
 
     def at(self, k: int) -> Float64:
         """Return the reference over the first `k` rows, shape (m, n)."""
         if k not in self._known:
-            start = max(known for known in self._known if known < k)
-            total = self._known[start].copy()
+            start = max((known for known in self._known if known < k), default=0)
+            total = self._known[start].copy() if start else np.zeros((self._m, self._n))
             step = max(1, _ROWS_BYTES // (8 * (self._m + self._n)))
             for row in range(start, k, step):
                 stop = min(row + step, k)

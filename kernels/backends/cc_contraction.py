@@ -89,7 +89,7 @@ class ContractionWorkload(CcWorkload):
         m, n, k = kernel.m, kernel.n, kernel.k
 
         def run(batch: int) -> float:
-            return function(*map(self._address, ("dw", "dy", "x")), m, n, k, self._team.threads, batch)
+            return function(*self.addresses("dw", "dy", "x"), m, n, k, self._team.threads, batch)
 
         def check() -> None:
             reference = self._reference.at(k)

@@ -37,8 +37,7 @@ class FmaWorkload(CcWorkload):
         team = self._team
 
         def run(batch: int) -> float:
-            addresses = map(self._address, ("out", "start"))
-            return float(function(*addresses, kernel.steps, 1.0, 1.0, team.threads, batch))
+            return float(function(*self.addresses("out", "start"), kernel.steps, 1.0, 1.0, team.threads, batch))
 
         def check() -> None:
             team.poison(self.array("out"))

@@ -37,7 +37,7 @@ class StreamWorkload(CcWorkload):
 
         def run(batch: int) -> float:
             self._written.add(output)
-            return function(*map(self._address, operands), elems, self._team.threads, batch)
+            return function(*self.addresses(*operands), elems, self._team.threads, batch)
 
         def check() -> None:
             for name in inputs:

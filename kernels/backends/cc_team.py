@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,8 +113,13 @@ class Team:
         self._library.poison(array.ctypes.data, array.size, self.threads)
 
     def latency_ms(self) -> float:
-        """Return the best time of an empty launch, milliseconds."""
-        return min(float(self._library.empty(self.threads, 1)) for _ in range(_LATENCY_CALLS))
+        """Return the best synced wall time of an empty launch, milliseconds."""
+        best = float("inf")
+        for _ in range(_LATENCY_CALLS):
+            begin = time.perf_counter_ns()
+            self._library.empty(self.threads, 1)
+            best = min(best, 1e-6 * (time.perf_counter_ns() - begin))
+        return best
 
 
 def _array(shape: tuple[int, ...]) -> Float32:

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kernels.backends.base import Kernel, LaunchFacts, Sample
 from kernels.backends.cc_compiler import Compiler
@@ -45,6 +46,7 @@ class CcWorkload(ABC):
         self._compiler = compiler
         self._team = team
         self._arrays = team.allocate(shapes)
+        self._addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
 
     @abstractmethod
     def prepare(self, kernel: Kernel) -> CcKernel:
@@ -53,18 +55,24 @@ class CcWorkload(ABC):
     def close(self) -> None:
         """Give the memory back."""
         self._arrays.clear()
+        self._addresses.clear()
 
     def array(self, name: str) -> Float32:
-        """The array itself, not a copy; raises ValueError once the workload is closed."""
-        if name not in self._arrays:
-            raise ValueError("this kernel's workload is closed; open it again and prepare the kernel anew")
+        """The array itself, not a copy."""
+        self._check_open()
         return self._arrays[name]
+
+    def addresses(self, *names: str) -> list[int]:
+        """Where arrays begin; raises ValueError once the workload is closed, as a kernel would then run on nothing."""
+        self._check_open()
+        return [self._addresses[name] for name in names]
 
     def _read(self, name: str, start: int, stop: int) -> Float32:
         return self.array(name)[start:stop]
 
-    def _address(self, name: str) -> int:
-        return self.array(name).ctypes.data
+    def _check_open(self) -> None:
+        if not self._arrays:
+            raise ValueError("this kernel's workload is closed; open it again and prepare the kernel anew")
 
     def _resident(self, blocks: int) -> int:
         return min(blocks, self._team.threads)
@@ -72,7 +80,8 @@ class CcWorkload(ABC):
 
 def entry_point(library: ctypes.CDLL, name: str, *, pointers: int, extents: int) -> Callable[..., float]:
     """A kernel's entry: pointers, 64-bit extents, threads, batch; returns milliseconds."""
-    function: Callable[..., float] = getattr(library, name)
-    function.argtypes = [C_POINTER] * pointers + [C_INT64] * extents + [ctypes.c_int, C_INT64]  # type: ignore[attr-defined]
-    function.restype = ctypes.c_double  # type: ignore[attr-defined]
-    return function
+    function: Any = getattr(library, name)
+    function.argtypes = [C_POINTER] * pointers + [C_INT64] * extents + [ctypes.c_int, C_INT64]
+    function.restype = ctypes.c_double
+    entry: Callable[..., float] = function
+    return entry
