@@ -18,7 +18,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.config import LOOPBACK_HOSTS, Settings
 from service.db import Database
-from service.errors import ForbiddenError, HostError, OriginError, ServiceError, UnauthorizedError, render
+from service.errors import (
+    BodyTooLargeError,
+    ForbiddenError,
+    HostError,
+    InvalidRequestError,
+    OriginError,
+    ServiceError,
+    UnauthorizedError,
+    render,
+)
 from service.models import Token
 
 TokenScope = Literal["read", "calibrate"]
@@ -104,19 +113,23 @@ class Access:
 
     hosts: frozenset[str]
     tokens: Mapping[str, frozenset[str]]
+    max_body_bytes: int
 
     @classmethod
     def of(cls, settings: Settings) -> Access:
         """Return the access rules of an installation, before its tokens are read."""
         own = () if settings.host in ("0.0.0.0", "::", "") else (settings.host.lower(),)
-        return cls(frozenset((*LOOPBACK_HOSTS, *settings.allowed_hosts, *own)), {})
+        return cls(frozenset((*LOOPBACK_HOSTS, *settings.allowed_hosts, *own)), {}, settings.max_body_bytes)
 
     def check(self, method: str, path: str, headers: Headers) -> None:
-        """Raise HostError, OriginError, UnauthorizedError or ForbiddenError where a request is not allowed."""
+        """Raise the ServiceError that says why a request is not allowed."""
+        if "\x00" in path:
+            raise InvalidRequestError("a path has no NUL character")
         if path not in PROBE_PATHS:
             self._check_host(headers.get("host", ""))
         if method not in _SAFE_METHODS:
             self._check_origin(headers)
+            self._check_length(headers.get("content-length", ""))
         if self.tokens and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIXES):
             self._check_token(headers.get("authorization", ""), required_scope(method, path))
 
@@ -132,6 +145,10 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
             raise OriginError("a page of another origin may not change anything here")
+
+    def _check_length(self, length: str) -> None:
+        if length.isascii() and length.isdigit() and int(length[:19]) > self.max_body_bytes:
+            raise BodyTooLargeError(f"a body may have at most {self.max_body_bytes} bytes")
 
     def _check_token(self, authorization: str, scope: TokenScope) -> None:
         kind, _, token = authorization.partition(" ")
