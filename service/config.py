@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     pool_size: int = Field(default=16, ge=2, le=256)
     revision_poll_s: float = Field(default=1.0, gt=0)
     worker_offline_s: float = Field(default=20.0, gt=0)
+    database_wait_s: float = Field(default=30.0, ge=0)
     queue_poll_s: float = Field(default=0.25, gt=0)
     reconcile_s: float = Field(default=60.0, gt=0)
     rediscover_s: float = Field(default=60.0, gt=0)

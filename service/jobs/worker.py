@@ -32,7 +32,6 @@ from service.jobs.versions import service_version
 from service.jobs.watch import DATABASE_AWAY
 
 TICK_S = 0.5
-DATABASE_WAIT_S = 30.0
 
 log = structlog.get_logger()
 
@@ -93,7 +92,7 @@ class _Worker:
 
     def _tables_are_there(self) -> bool:
         """Wait for the database, for as long as it may take to come up beside us."""
-        give_up = time.monotonic() + DATABASE_WAIT_S
+        give_up = time.monotonic() + self._settings.database_wait_s
         problem = ""
         while not self._stop.is_set():
             try:
