@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum
+from fractions import Fraction
 from typing import Literal
 
 from fitting._checks import checked_count, checked_positive, is_positive
@@ -91,12 +91,7 @@ def effective_ops(
     ----------
     calibrate-module.txt, "Launch-fill calibration".
     """
-    terms = []
-    for context in contexts:
-        ops = checked_count("scalar_ops", context.scalar_ops, least=0)
-        used, full = _filled_threads(context.blocks, context.threads, multiprocessors, fill_threads, form)
-        terms.append(ops * full / used)
-    return fsum(terms)
+    return float(_effective(contexts, multiprocessors, fill_threads, form))
 
 
 def launch_fill(
@@ -119,9 +114,9 @@ def launch_fill(
     ValueError
         As `effective_ops`.
     """
-    effective = effective_ops(contexts, multiprocessors=multiprocessors, fill_threads=fill_threads, form=form)
+    effective = _effective(contexts, multiprocessors, fill_threads, form)
     total = sum(context.scalar_ops for context in contexts)
-    return min(1.0, total / effective) if total else 1.0
+    return float(total / effective) if total else 1.0
 
 
 def roofline_seconds(
@@ -240,6 +235,16 @@ def ranking_seconds(
     legs = _memory_legs(distinct, requested, working_set, peak_memory_bandwidth, cache_capacity, cache_bandwidth)
     legs += _operations_leg(scalar_ops, mma_ops, contexts, peak_flops, issue_rate, fill)
     return _longest(legs)
+
+
+def _effective(contexts: Iterable[LaunchContext], multiprocessors: int, fill_threads: int, form: FillForm) -> Fraction:
+    """Return the effective operations exactly, so that a launch of fill 0.9 is not a rounding below it."""
+    total = Fraction(0)
+    for context in contexts:
+        ops = checked_count("scalar_ops", context.scalar_ops, least=0)
+        used, full = _filled_threads(context.blocks, context.threads, multiprocessors, fill_threads, form)
+        total += Fraction(ops * full, used)
+    return total
 
 
 def _filled_threads(

@@ -74,12 +74,14 @@ class EnvelopeFit:
         checked_positive("margin", margin)
         backend = " ".join(self.backend.split())
         lines = [
-            f"# {backend}: {self.rows} timed rows, {self.opaque} opaque rows",
-            f"# of the timed: {self.flops_approx} approximate in operations, {self.bytes_approx} approximate in bytes, "
-            f"{self.multi_kernel} multi-kernel",
+            f"# {backend}: rows timed {self.rows}, opaque {self.opaque}",
+            f"# of the timed: approximate in operations {self.flops_approx}, in bytes {self.bytes_approx}, "
+            f"multi-kernel {self.multi_kernel}",
         ]
         if self.violations:
-            lines.append(f"# {self.violations} timed rows beat their recorded bound: the constants then were too low")
+            lines.append(
+                f"# violations {self.violations}: rows beat their recorded bound, the constants then were too low"
+            )
         if self.fission_slack:
             slack, witness = self.fission_slack
             lines.append(f"# fission slack {slack:.6f} on both peaks, set by {witness}")

@@ -147,10 +147,10 @@ def _cache(fit: Fit, grid: Fit | None, measurements: Measurements) -> list[Const
     points = fit_records(measurements.working_set, "aligned")
     dram_rate = fit.inputs.get("dram_rate")
     fastest = max((rate for rate, _ in rated_points(points)), default=0.0)
-    if dram_rate is not None and 0 < fastest < LEAST_CACHE_CONTRAST * dram_rate:
-        return [absent_constant(name, "low_contrast", outcome) for name in names]
     if not isinstance(outcome, Transition | AllCached):
         return [absent_constant(name, _CAPACITY_REASONS[type(outcome)], outcome) for name in names]
+    if dram_rate is not None and fastest < LEAST_CACHE_CONTRAST * dram_rate:
+        return [absent_constant(name, "low_contrast", outcome) for name in names]
     return [_capacity(fit, outcome, points), _cache_bandwidth(grid, measurements)]
 
 

@@ -242,7 +242,8 @@ def test_all_cached_serves_the_bandwidth_only(full_run: Measurements) -> None:
     ("rates", "dram_rate", "reason", "outcome"),
     [
         ([1.19e11, 1.1e11], 1e11, "low_contrast", AllCached),
-        ([0.9e11, 0.8e11], 1e11, "low_contrast", AllSpilled),
+        ([1.15e11, 0.9e11], 1e11, "low_contrast", Transition),
+        ([0.9e11, 0.8e11], 1e11, "all_spilled", AllSpilled),
         ([1.5e11, 1e11], None, "no_transition", NoTransition),
         ([1e11], None, "too_few_points", TooFewPoints),
     ],

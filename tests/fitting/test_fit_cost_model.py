@@ -55,6 +55,12 @@ def test_a_launch_without_scalar_operations_is_full() -> None:
     assert launch_fill([LaunchContext(1, 1, 0, mma_ops=5)], multiprocessors=4, fill_threads=64) == 1.0
 
 
+def test_fill_is_the_exact_quotient_whatever_the_operations() -> None:
+    # 9 blocks of 10: through floating effective operations 7 / (70 / 9) would be a rounding off 0.9
+    for ops in (7, 11, 13, 10**15 + 1):
+        assert launch_fill([LaunchContext(9, 1, ops)], multiprocessors=10, fill_threads=1) == 0.9
+
+
 def test_the_function_and_not_its_module_is_exported() -> None:
     assert callable(fitting.launch_fill)
 

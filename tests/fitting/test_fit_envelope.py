@@ -170,9 +170,9 @@ def test_the_report_is_comments_and_one_line_a_constant() -> None:
     )
 
     assert fit.report().split("\n") == [
-        "# cc: 4 timed rows, 1 opaque rows",
-        "# of the timed: 0 approximate in operations, 1 approximate in bytes, 1 multi-kernel",
-        "# 1 timed rows beat their recorded bound: the constants then were too low",
+        "# cc: rows timed 4, opaque 1",
+        "# of the timed: approximate in operations 0, in bytes 1, multi-kernel 1",
+        "# violations 1: rows beat their recorded bound, the constants then were too low",
         "# fission slack 1.500000 on both peaks, set by routine/pair (d-pair)",
         "# model_peak_flops is set by routine/compute (d-compute)",
         "model_peak_flops=1.500003e+6",
@@ -183,8 +183,8 @@ def test_the_report_is_comments_and_one_line_a_constant() -> None:
 
 def test_a_leg_without_a_constant_is_said_in_a_comment() -> None:
     assert fit_one(row("copy", bytes=840000000)).report().split("\n") == [
-        "# cc: 1 timed rows, 0 opaque rows",
-        "# of the timed: 0 approximate in operations, 0 approximate in bytes, 0 multi-kernel",
+        "# cc: rows timed 1, opaque 0",
+        "# of the timed: approximate in operations 0, in bytes 0, multi-kernel 0",
         "# model_peak_flops: none, no timed row has an exact, positive count of operations",
         "# model_peak_memory_bandwidth is set by routine/copy (d-copy)",
         "model_peak_memory_bandwidth=8.400017e+11",

@@ -153,7 +153,7 @@ def test_nonsense_is_refused_by_name(arguments: dict[str, object], named: str) -
         fit_fill([], **arguments)  # type: ignore[arg-type]
 
 
-def test_the_default_candidates_are_the_twenty_of_the_design() -> None:
+def test_the_default_candidates_are_twenty_multiples_of_a_warp() -> None:
     assert DEFAULT_FILL_CANDIDATES == (
         32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048,
     )  # fmt: skip
