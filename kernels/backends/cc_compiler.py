@@ -63,6 +63,11 @@ class Compiler:
         library = self._built(source, dict(defines or {}))
         try:
             return ctypes.CDLL(str(library))
+        except OSError:
+            library.unlink(missing_ok=True)  # cut short by a full disk, or by hand: built anew once
+        library = self._built(source, dict(defines or {}))
+        try:
+            return ctypes.CDLL(str(library))
         except OSError as error:
             raise CompileError(
                 f"{source} was compiled but can't be loaded from {library.parent}: {error}; if that folder is mounted "
@@ -80,7 +85,12 @@ class Compiler:
         return library
 
     def _compile(self, source: str, macros: list[str], library: Path) -> None:
-        handle, unfinished = tempfile.mkstemp(dir=library.parent, prefix=library.stem, suffix=".tmp")
+        try:
+            handle, unfinished = tempfile.mkstemp(dir=library.parent, prefix=library.stem, suffix=".tmp")
+        except OSError as error:
+            raise CompileError(
+                f"nothing can be written in {library.parent}: {error.strerror}; make room there"
+            ) from error
         os.close(handle)
         command = [*self.command, *self.flags, *macros, str(SOURCES / source), "-o", unfinished, "-lm"]
         try:
@@ -156,7 +166,7 @@ def _probe(command: tuple[str, ...], processor: str) -> Compiler:
 
 
 def _reason(name: str, error: CompileError) -> str:
-    log = (error.detail or "").lower()
+    log = (error.detail or "").partition("\n")[2].lower()  # past the command, which names every flag
     if "omp.h" in log or "lomp" in log or "gomp" in log or "fopenmp" in log:
         return f"{name} has no OpenMP: install libomp-dev for clang, or use gcc"
     if "fatal error" in log and ".h" in log:

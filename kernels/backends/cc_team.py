@@ -65,7 +65,7 @@ class Team:
 
     @contextmanager
     def bound(self, cores: Sequence[int]) -> Iterator[bool]:
-        """Bind one thread to each core, so that arrays stay next to the threads that touched them.
+        """Bind each thread but the caller's to a core, so that arrays stay next to the threads that touched them.
 
         Yields whether that was done: not where the team is smaller than `cores` (a quota), since nobody knows then
         which of them are idle.

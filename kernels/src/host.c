@@ -34,29 +34,27 @@ int team_size(int threads) {
     return size;
 }
 
-/* Binds thread i of the team to the core cores[i]; returns how many could not be bound. */
+static int allow(const int *cores, int count) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < count; i++) CPU_SET(cores[i], &set);
+    return sched_setaffinity(0, sizeof set, &set) != 0;
+}
+
+/* Binds thread i of the team to the core cores[i]; returns how many could not be bound. Thread 0 is the caller's own:
+ * it stays free, as what it starts later would inherit its core, and the core left over draws it anyway. */
 int bind_team(int threads, const int *cores) {
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
-    {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(cores[omp_get_thread_num()], &set);
-        failed += sched_setaffinity(0, sizeof set, &set) != 0;
-    }
+    if (omp_get_thread_num() > 0) failed += allow(cores + omp_get_thread_num(), 1);
     return failed;
 }
 
-/* Lets every thread of the team run on all `count` cores again. */
+/* Lets every thread of the team but the caller's run on all `count` cores again. */
 int unbind_team(int threads, const int *cores, int count) {
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
-    {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        for (int i = 0; i < count; i++) CPU_SET(cores[i], &set);
-        failed += sched_setaffinity(0, sizeof set, &set) != 0;
-    }
+    if (omp_get_thread_num() > 0) failed += allow(cores, count);
     return failed;
 }
 
