@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ _CANDIDATES: Mapping[StreamCandidate, float] = {  # and by how much each is slow
 }
 _NEIGHBOUR_SLOWDOWN = 3.0
 _SIMULATED = "the device is simulated"
+_UNMEASURED = tuple(field.name for field in fields(Conditions) if field.name not in ("throttle", "unknown"))
 
 
 class SimulatedBackend:
@@ -144,8 +146,7 @@ class SimulatedDevice:
 
     def conditions(self) -> Conditions:
         """Return the planted throttle reasons; everything else is unknown."""
-        unmeasured = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "other_processes")
-        return Conditions(throttle=self.truth.throttle, unknown=dict.fromkeys(unmeasured, _SIMULATED))
+        return Conditions(throttle=self.truth.throttle, unknown=dict.fromkeys(_UNMEASURED, _SIMULATED))
 
     def launch_latency_ms(self) -> float:
         """Return the planted latency."""
