@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import exists, select
 
 from kernels.host import host_id
@@ -15,16 +17,29 @@ from service.repository import NewJob, submit
 def request_missing(database: Database, queue: JobQueue, settings: Settings, *, simulated: bool = False) -> list[str]:
     """Queue a calibration of each usable device of this host that has no active constants; returns the jobs' ids.
 
-    Real devices only, unless `simulated` ones are asked for; a device with a job on its way is left to that job.
+    Real devices only, unless `simulated` ones are asked for; a device with a job on its way is left to that job. The
+    stream sweep is a job of its own, first: its constant is served within a minute or so, and a failure of a longer
+    sweep does not hold it back.
     """
     on_its_way = exists().where(Calibration.device_key == Device.key, Calibration.state.in_(OPEN_STATES))
     query = (
-        select(Device.key)
+        select(Device)
         .where(Device.host_id == host_id(), Device.usable, Device.active_revision.is_(None), ~on_its_way)
         .order_by(Device.key)
     )
     if not simulated:
         query = query.where(~Device.simulated)
     with database.read() as session:
-        keys = session.scalars(query).all()
-    return [submit(database, queue, NewJob(key, sweeps=settings.missing_sweeps, origin="missing"))[0] for key in keys]
+        devices = session.scalars(query).all()
+    return [
+        submit(database, queue, NewJob(device.key, sweeps=sweeps, origin="missing"))[0]
+        for device in devices
+        for sweeps in _jobs(settings.missing_sweeps or device.limits["sweeps"])
+    ]
+
+
+def _jobs(sweeps: Sequence[str]) -> list[list[str]]:
+    """Split the sweeps into jobs: the stream sweep, and all the others."""
+    first = [sweep for sweep in sweeps if sweep == "stream"]
+    rest = [sweep for sweep in sweeps if sweep != "stream"]
+    return [job for job in (first, rest) if job]
