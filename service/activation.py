@@ -92,7 +92,8 @@ def next_set(
             continue
         notes.append(f"{', '.join(fresh)} kept: {why_not}")
         for name, entry in fresh.items():
-            note = f"{attempt} {_said(entry)}; {why_not}"
+            told = entry.value is None and not reasons
+            note = f"{attempt} {_said(entry)}" + ("" if told else f"; {why_not}")
             entries[name] = replace(entries[name], notes=(*entries[name].notes, note)[-KEPT_NOTES:])
     return NextSet(entries, tuple(replaced), tuple(notes))
 

@@ -59,10 +59,10 @@ def records(
         .order_by(table.id)
         .limit(limit)
     )
-    return session.execute(query).tuples().all()
+    return session.execute(query).all()
 
 
-def row_line(row: Row) -> str:
+def row_line(row: RecordRow) -> str:
     """Return a row as a line of a row file."""
     return row_from_json(record_json(row)).to_line() + "\n"
 

@@ -37,7 +37,7 @@ class Services:
         """Notice what other processes changed: tokens, and which constants are active."""
         with self.database.read() as session:
             tokens = load_tokens(session)
-            active = dict(session.execute(select(Device.key, Device.active_revision)).tuples().all())
+            active = dict(session.execute(select(Device.key, Device.active_revision)).all())
         self.access.tokens = tokens
         self.cache.note_revisions(active)
 

@@ -67,5 +67,5 @@ def _ready(services: Services) -> ReadyView:
 def get_metrics(services: AppServices) -> Response:
     """Expose Prometheus metrics: requests by route, calibrations by state."""
     with services.database.read() as session:
-        counted = session.execute(select(Calibration.state, func.count()).group_by(Calibration.state)).tuples().all()
+        counted = session.execute(select(Calibration.state, func.count()).group_by(Calibration.state)).all()
     return Response(services.metrics.render({**dict.fromkeys(STATES, 0), **dict(counted)}), media_type=_EXPOSITION)

@@ -69,4 +69,4 @@ def get_docs() -> HTMLResponse:
 def mount_assets(app: FastAPI) -> None:
     """Serve our own style and script, and Swagger UI from an installed package."""
     app.mount("/docs/assets", StaticFiles(directory=str(files("fastapi_offline") / "static")), name="docs-assets")
-    app.mount("/static", StaticFiles(packages=["service"]), name="static")
+    app.mount("/static", StaticFiles(directory=str(files("service") / "static")), name="static")

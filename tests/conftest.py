@@ -1,0 +1,71 @@
+"""Which tests can run here: a missing program deselects its tests with a printed line; in CI they fail."""
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+_DESELECTED = pytest.StashKey[list[str]]()
+
+
+def postgres_programs() -> Path | None:
+    """The folder of PostgreSQL's server programs, the newest of those installed."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).parent
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    return versions[-1].parent if versions else None
+
+
+def chromium_program() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for path in map(shutil.which, names) if path is not None), None)
+
+
+def has_gpu() -> bool:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = {}
+    if os.environ.get("CI") != "true":
+        if postgres_programs() is None:
+            missing["postgres"] = "PostgreSQL's server programs are absent (Debian: apt-get install postgresql)"
+        if chromium_program() is None:
+            missing["browser"] = "Chromium is absent (Debian: apt-get install chromium)"
+    lines = config.stash.setdefault(_DESELECTED, [])
+    for marker, why in missing.items():
+        deselected = [item for item in items if item.get_closest_marker(marker)]
+        if deselected:
+            lines.append(f"deselected {len(deselected)} {marker} tests: {why}")
+            config.hook.pytest_deselected(items=deselected)
+            items[:] = [item for item in items if item not in deselected]
+    if os.environ.get("REQUIRE_GPU") != "1" and not has_gpu():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device; REQUIRE_GPU=1 makes this a failure"))
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return config.stash.get(_DESELECTED, [])
+
+
+@pytest.fixture(scope="session")
+def postgres_bin() -> Path:
+    found = postgres_programs()
+    assert found is not None, "PostgreSQL's server programs are absent: apt-get install postgresql"
+    return found
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = chromium_program()
+    assert found is not None, "Chromium is absent: apt-get install chromium"
+    return found
