@@ -63,7 +63,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def restart_for_the_peer(threads: int) -> None:
-    """Start this process again where numpy, which reads both at import, has other threads or is held below its speed."""
+    """Start this process again where numpy, which reads both at import, has other threads or is held back."""
     wanted = {name: value for name, value in os.environ.items() if name not in SLOWING}
     wanted["OPENBLAS_NUM_THREADS"] = str(threads)
     if wanted != dict(os.environ):
