@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     pool_size: int = Field(default=16, ge=2, le=256)
     revision_poll_s: float = Field(default=1.0, gt=0)
+    heartbeat_s: float = Field(default=5.0, gt=0)
     worker_offline_s: float = Field(default=20.0, gt=0)
     database_wait_s: float = Field(default=30.0, ge=0)
     queue_poll_s: float = Field(default=0.25, gt=0)

@@ -6,6 +6,7 @@ driving it again.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from service.models import Calibration
 T = TypeVar("T")
 
 _RETRY_S = 1.0
+_IDLE_POLL_S = 0.05
 _STOP_LAG_S = 0.5  # a stop that also reaches the child may be seen there first
 
 log = structlog.get_logger()
@@ -55,6 +57,12 @@ class Driver:
     def busy(self) -> bool:
         """Whether a job is being driven."""
         return any(lock.locked() for lock in list(self._locks.values()))
+
+    def wait_idle(self, seconds: float) -> None:
+        """Wait until no job is driven, but not for ever."""
+        give_up = time.monotonic() + seconds
+        while self.busy and time.monotonic() < give_up:
+            time.sleep(_IDLE_POLL_S)
 
     def drive(self, calibration_id: str) -> None:
         """Measure what is left of a job, fit it and activate its constants, or end it in words.

@@ -11,18 +11,16 @@ from service.config import Settings
 from service.jobs.queue import APPLICATION, APPLICATION_VERSION, WORKFLOW, engine_url, quiet_engine_log
 
 MAX_DISPATCHES = 100  # a backstop: starts of a sweep are bounded by our own count, which says why
-STOP_S = 10  # seconds a running job gets to notice the worker's stop
 
 
 @contextmanager
 def running_engine(
     settings: Settings, executor_id: str, device_keys: Sequence[str], drive: Callable[[str], None]
 ) -> Iterator[None]:
-    """Hand the jobs of these devices to `drive`, each in a thread of its own, until the context ends.
+    """Hand the jobs of these devices' queues to `drive`, each in a thread of its own, until the context ends.
 
-    Application version and executor id stay what they are over restarts, or pending jobs would be orphaned. A queue
-    needs both limits: `worker_concurrency` alone was seen to overlap, `global_concurrency` alone would start the next
-    job while a cancelled one still holds its thread.
+    Application version and executor id stay what they are over restarts, or pending jobs would be orphaned. When the
+    context ends no job may be running: the engine does not wait for one.
     """
     quiet_engine_log()
     config: DBOSConfig = {
@@ -41,17 +39,9 @@ def running_engine(
         _register(drive)
         DBOS.listen_queues(list(device_keys))
         DBOS.launch()
-        for key in device_keys:
-            DBOS.register_queue(
-                key,
-                worker_concurrency=1,
-                global_concurrency=1,
-                polling_interval_sec=settings.queue_poll_s,
-                on_conflict="always_update",
-            )
         yield
     finally:
-        DBOS.destroy(workflow_completion_timeout_sec=STOP_S, destroy_registry=True)
+        DBOS.destroy(destroy_registry=True)
 
 
 def _register(drive: Callable[[str], None]) -> None:

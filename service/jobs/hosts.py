@@ -12,8 +12,6 @@ from sqlalchemy.orm import Session
 from kernels.device import DeviceDescription, Discovery, UnusableBackend
 from service.models import Device, Host
 
-HEARTBEAT_S = 5.0
-
 
 def database_now(session: Session) -> datetime:
     """The database's clock: hosts of a fleet need not agree on theirs."""

@@ -91,6 +91,21 @@ class JobQueue:
             if self.states([calibration_id]).get(calibration_id) not in (*WAITING, RUNNING):
                 raise
 
+    def open_queues(self, device_keys: Sequence[str], poll_s: float) -> None:
+        """Make sure that each device has its queue, which hands out one job at a time.
+
+        It needs both limits: `worker_concurrency` alone was seen to overlap, `global_concurrency` alone would start the
+        next job while a cancelled one still holds its thread.
+        """
+        for key in device_keys:
+            self.client.register_queue(
+                key,
+                worker_concurrency=1,
+                global_concurrency=1,
+                polling_interval_sec=poll_s,
+                on_conflict="always_update",
+            )
+
     def heal(self, executor_id: str, device_keys: Sequence[str]) -> list[str]:
         """Free these devices' queues of jobs that no worker would ever take up; returns the ids put back.
 

@@ -32,6 +32,7 @@ from service.jobs.versions import service_version
 from service.jobs.watch import DATABASE_AWAY
 
 TICK_S = 0.5
+STOP_S = 10.0  # that a running job gets to notice the stop, kill its child and give its start back
 
 log = structlog.get_logger()
 
@@ -82,9 +83,11 @@ class _Worker:
             Thread(target=self._beat, name="heartbeat", daemon=True).start()
             while not self._stop.is_set():
                 healed = self._queue.heal(self._host_id, devices)
+                self._queue.open_queues(devices, self._settings.queue_poll_s)
                 with running_engine(self._settings, self._host_id, devices, self._drive):
                     log.info("worker ready", host=self._host_id, devices=devices, healed=healed)
                     devices = self._serve(devices)
+                    self._driver.wait_idle(STOP_S)
             return 0
         finally:
             self._queue.close()
@@ -159,7 +162,7 @@ class _Worker:
 
     def _beat(self) -> None:
         """Tell that this worker lives, whatever else it does."""
-        while not self._stop.wait(hosts.HEARTBEAT_S):
+        while not self._stop.wait(self._settings.heartbeat_s):
             try:
                 with self._database.write() as session:
                     hosts.beat(session, self._host_id)

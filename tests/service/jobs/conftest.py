@@ -42,6 +42,7 @@ class WorkerHost:
             "CALIBRATE_HOST_ID": HOST_ID,
             "CALIBRATE_COMPILER": str(folder / "no-compiler"),
             "CALIBRATE_SIMULATED": json.dumps(list(truths)),
+            "CALIBRATE_HEARTBEAT_S": "0.5",
             "CALIBRATE_QUEUE_POLL_S": "0.05",
             "CALIBRATE_RECONCILE_S": "1",
         }

@@ -30,7 +30,7 @@ while True:
 
 @pytest.fixture
 def host(make_host: MakeHost) -> Any:
-    return make_host({"name": "slow", "delay_s": 0.02})
+    return make_host({"name": "slow", "delay_s": 0.001})
 
 
 def alive(pid: int) -> bool:

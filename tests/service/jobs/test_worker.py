@@ -20,7 +20,7 @@ from service.models import Calibration, Constant, ConstantSet, Device, Host, Row
 MakeHost = Callable[..., Any]
 
 FAST = {"name": "fast"}
-SLOW = {"name": "slow", "delay_s": 0.02}  # a stream sweep of some seconds
+SLOW = {"name": "slow", "delay_s": 0.001}  # a stream sweep takes about 3700 samples
 SMALL = {"working_set": {"ks": [256, 512, 1024, 2048]}}
 
 
@@ -222,7 +222,7 @@ def test_a_second_worker_on_the_host_is_refused(make_host: MakeHost) -> None:
 
 
 def test_jobs_of_one_device_never_overlap_and_devices_run_side_by_side(make_host: MakeHost) -> None:
-    host = make_host({"name": "a", "delay_s": 0.001}, {"name": "b", "delay_s": 0.001})
+    host = make_host({"name": "a", "delay_s": 0.00005}, {"name": "b", "delay_s": 0.00005})
     host.start()
     devices = [host.device("a"), host.device("b")]
     jobs = {
@@ -249,7 +249,7 @@ def test_jobs_of_one_device_never_overlap_and_devices_run_side_by_side(make_host
 def test_a_busy_worker_is_never_called_dead(make_host: MakeHost) -> None:
     host = make_host(SLOW)
     host.start()
-    job = host.request(host.device("slow"), parameters={"stream": {"repeats": 64}})
+    job = host.request(host.device("slow"))
     host.wait_measuring(job)
     with host.database.write() as session:
         session.execute(update(Host).values(heartbeat_at=database_now(session).replace(year=2020)))
