@@ -102,10 +102,7 @@ def calibrate(
     MeasureError
         When a sweep fails.
     """
-    discovery = registry.discover() if in_process else discover_in_child()
-    device = next((device for device in discovery.devices if device.key == device_key), None)
-    if device is None:
-        raise NoDeviceError(f"no usable device {device_key} on this host")
+    device = _describe(device_key, in_process)
     resolved = resolve_all(sweeps, parameters or {}, device.limits)
     record = _Calibration(device, dict(constants or {}))
     for sweep, asked in resolved.items():
@@ -121,6 +118,16 @@ def calibrate(
         result = run_sweep(request, take) if in_process else measure_sweep(request, on_event=take, cancelled=cancelled)
         record.add(request, records, result, started_at)
     return record.document()
+
+
+def _describe(key: str, in_process: bool) -> DeviceDescription:
+    backend = registry.backend_of(key)
+    found = registry.discover_backend(backend) if in_process else discover_in_child(backends=(backend,))
+    for device in found.devices:
+        if device.key == key:
+            return device
+    reasons = "; ".join(item.reason for item in found.unusable) or "it is not there"
+    raise NoDeviceError(f"no usable device {key} on this host: {reasons}")
 
 
 @dataclass

@@ -77,12 +77,13 @@ def run_sweep(
             raise PointTimeoutError(
                 f"another process on this host held the device for {request.time_limit_s:g} s; wait for it or end it"
             )
-        emit(Progress(0, 0, "waiting for the device"))
+        emit(Progress(0, 1, "waiting for the device"))
         clock.sleep(LOCK_POLL_S)
 
     with device_lock(request.device, wait=wait):
         if started is not None:
             started()
+        emit(Progress(0, 1, "opening the device"))
         deadline = clock.monotonic() + request.time_limit_s
         with registry.open_device(request.device) as device:
             run = SweepRun(

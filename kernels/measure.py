@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -99,17 +99,26 @@ def measure_sweep(
                 give_up = time.monotonic() + request.time_limit_s + GRACE_S
             elif "error" in message:
                 error = message["error"]
+                child.wait()
                 raise ERRORS.get(error["code"], MeasureError)(error["message"], detail=error["detail"])
             elif "result" in message:
+                child.wait()
                 return result_from_json(message["result"])
             else:
                 on_event(event_from_json(request.sweep, message))
         raise child.epitaph(request)
 
 
-def discover_in_child(timeout_s: float = 60.0) -> Discovery:
+def discover_in_child(timeout_s: float = 60.0, *, backends: Sequence[str] = BACKENDS) -> Discovery:
     """
     Return this host's devices without touching a driver in this process.
+
+    Parameters
+    ----------
+    timeout_s : float
+        Seconds a backend may take.
+    backends : sequence of str
+        Which backends to ask.
 
     Notes
     -----
@@ -117,7 +126,7 @@ def discover_in_child(timeout_s: float = 60.0) -> Discovery:
     """
     devices: list[Any] = []
     unusable: list[UnusableBackend] = []
-    for backend in BACKENDS:
+    for backend in backends:
         found = _discover_backend(backend, timeout_s)
         devices.extend(found.devices)
         unusable.extend(found.unusable)
@@ -163,9 +172,16 @@ class _Child:
                     last_poll = time.monotonic()
                     yield None
 
+    def wait(self) -> int | None:
+        """Give the child time to end by itself; return its exit code, None if it does not."""
+        try:
+            return self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
     def ending(self) -> str:
         """Wait for the end and say in words how it came."""
-        code = self._wait()
+        code = self.wait()
         if code is None:
             return "stopped answering"
         if code < 0:
@@ -194,12 +210,6 @@ class _Child:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-    def _wait(self) -> int | None:
-        try:
-            return self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            return None
 
     def _tail(self) -> str:
         size = self._log.seek(0, os.SEEK_END)

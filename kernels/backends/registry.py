@@ -62,6 +62,11 @@ def load(name: str) -> Backend:
     raise NoDeviceError(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}")
 
 
+def backend_of(key: str) -> str:
+    """Return the name of the backend that a device key belongs to."""
+    return next((backend for prefix, backend in _KEY_PREFIXES.items() if key.startswith(prefix)), "cuda")
+
+
 @contextmanager
 def open_device(key: str) -> Iterator[OpenDevice]:
     """
@@ -72,7 +77,7 @@ def open_device(key: str) -> Iterator[OpenDevice]:
     NoDeviceError
         When no backend has it; the message says which backend was asked and why.
     """
-    name = next((backend for prefix, backend in _KEY_PREFIXES.items() if key.startswith(prefix)), "cuda")
+    name = backend_of(key)
     try:
         backend = load(name)
     except ImportError as error:

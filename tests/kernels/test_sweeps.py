@@ -1,5 +1,6 @@
 """The four sweeps over a simulated device: what they emit, what they refuse, what they call doubtful."""
 
+import itertools
 import math
 from datetime import UTC, datetime
 
@@ -143,7 +144,7 @@ def test_points_around_the_split_are_a_ratio_of_about_a_tenth_apart():
 def test_refined_extents_cover_an_octave_in_steps_of_at_most_a_tenth():
     extents = [2048, *refined_extents(2048, 4096), 4096]
     assert all(k % 8 == 0 for k in extents)
-    assert max(b / a for a, b in zip(extents, extents[1:], strict=False)) < 1.105
+    assert max(b / a for a, b in itertools.pairwise(extents)) < 1.105
     assert refined_extents(256, 264) == []
 
 
@@ -193,7 +194,7 @@ def test_launch_operations_double_until_the_fastest_point_takes_fifty_latencies(
 
 
 def test_launch_sizes_double_until_the_throughput_rises_by_less_than_five_percent():
-    # P t = 27648 threads; 64-thread blocks fill it from 432 blocks: 512 has 256 blocks, 1024 has 1024, 2048 shows no rise
+    # P t = 27648 threads, 432 blocks of 64: size 512 has 256 blocks, 1024 has 1024, and 2048 shows no rise
     assert recorded("launch").run().result.facts["sizes"] == [32, 64, 128, 256, 512, 1024, 2048]
     wide = SimulatedDevice(Truth("wide", multiprocessors=1000, fill_threads=1024, issue_rate=1e14, peak_flops=1e15))
     assert recorded("launch", device=wide).run().result.facts["sizes"][-1] == 4096
