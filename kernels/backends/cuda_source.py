@@ -242,12 +242,13 @@ def plan_empty() -> Plan:
 
 
 def every_plan() -> list[Plan]:
-    """Return one plan of each kernel, variant and geometry there is: what the compile checks compile."""
-    guarded_and_not = [StreamKernel("copy", elems, each) for each in STREAM_CANDIDATES for elems in (1 << 26, 1000003)]
+    """Return one plan of each source, variant and geometry there is: what the compile checks compile."""
+    exact = [StreamKernel("copy", 1 << 26, each) for each in STREAM_CANDIDATES]
+    guarded = [StreamKernel("copy", 1000003, StreamCandidate(256, vector, 4)) for vector in (4, 2, 1)]
     phases: tuple[Phase, ...] = ("aligned", "spread")
     blocks = ((256, 1), (32, 8))
     return [
-        *(plan_stream(kernel) for kernel in guarded_and_not),
+        *(plan_stream(kernel) for kernel in (*exact, *guarded)),
         *(plan_untiled(UntiledKernel(256, 1024, 256, phase), block=block) for phase in phases for block in blocks),
         *(plan_blocktile(BlocktileKernel(each, 1024, 1024, 256)) for each in GEOMETRIES),
         plan_fma(FmaKernel(1024), blocks=1),

@@ -106,17 +106,17 @@ template <class... Types> static void call(void (*function)(Types...), void **fr
 #define EMULATED(name)                                                                                                 \
     extern "C" void emulated_##name(void **from) { emulate::call(name, from); }
 
-// 0, or -1 where a barrier is not reached by all threads of a block.
+// Runs the blocks from `first` on. 0, or -1 where a barrier is not reached by all threads of a block.
 extern "C" int emulate_launch(void (*kernel)(void **), const unsigned *grid, const unsigned *block, void **arguments,
-                              int backwards)
+                              const unsigned *first, int backwards)
 {
     emulate::kernel = kernel;
     emulate::arguments = arguments;
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block[0], block[1], block[2]};
-    for (unsigned z = 0; z < gridDim.z; ++z)
-        for (unsigned y = 0; y < gridDim.y; ++y)
-            for (unsigned x = 0; x < gridDim.x; ++x) {
+    for (unsigned z = first[2]; z < gridDim.z; ++z)
+        for (unsigned y = first[1]; y < gridDim.y; ++y)
+            for (unsigned x = first[0]; x < gridDim.x; ++x) {
                 blockIdx = {x, y, z};
                 if (emulate::run_block(backwards) != 0)
                     return -1;

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import hashlib
 import mmap
-import os
 import re
 import subprocess
 import sys
@@ -48,34 +49,47 @@ class Module:
         self._library = ctypes.CDLL(str(path))
 
     def launch(
-        self, entry: str, grid: tuple[int, ...], block: tuple[int, ...], parameters: int, *, backwards: bool = False
+        self,
+        entry: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        parameters: int,
+        *,
+        first: tuple[int, ...] = (0, 0, 0),
+        backwards: bool = False,
     ) -> None:
-        """Run a kernel; `parameters` is the address of an array of pointers to the arguments."""
-        dimensions = [(ctypes.c_uint * 3)(*(*shape, 1, 1)[:3]) for shape in (grid, block)]
+        """Run a kernel's blocks from `first` on; `parameters` is the address of an array of pointers to arguments."""
+        grid3, block3 = ((ctypes.c_uint * 3)(*(*shape, 1, 1)[:3]) for shape in (grid, block))
+        first3 = (ctypes.c_uint * 3)(*(*first, 0, 0)[:3])
         kernel = ctypes.cast(getattr(self._library, f"emulated_{entry}"), ctypes.c_void_p)
-        if self._library.emulate_launch(kernel, *dimensions, ctypes.c_void_p(parameters), int(backwards)) != 0:
+        packed = ctypes.c_void_p(parameters)
+        if self._library.emulate_launch(kernel, grid3, block3, packed, first3, int(backwards)) != 0:
             raise EmulationError(f"{entry}: a barrier that not all threads of the block reach")
 
 
+@functools.cache
 def build(source: str) -> Module:
-    """Compile with g++, once a text for as long as the tests run."""
+    """Compile with g++ and load."""
     return Module(build_library(source))
 
 
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="cuda-emulation-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@functools.cache
 def build_library(source: str) -> Path:
-    """Return the shared library of a source."""
+    """Return the shared library of a source, which lives as long as this process."""
     entries = _KERNEL.findall(source)
     assert entries, "no kernel in the source"
     text = source + "".join(f"\nEMULATED({entry})" for entry in entries) + "\n"
-    folder = Path(tempfile.gettempdir()) / f"cuda-emulation-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{hashlib.sha256((text + (HERE / 'emulate.hpp').read_text()).encode()).hexdigest()[:24]}.so"
-    if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}")
-        command = ["g++", *FLAGS, "-x", "c++", "-", "-o", str(part)]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        part.rename(path)
+    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
+    command = ["g++", *FLAGS, "-x", "c++", "-", "-o", str(path)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return path
 
 

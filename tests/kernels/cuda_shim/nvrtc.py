@@ -50,22 +50,32 @@ def version() -> tuple[int, int]:
 
 def compile_cubin(source: str, options: Sequence[str], arch: int) -> tuple[bytes, dict[str, Resources]]:
     """Return the cubin for `sm_<arch>` and the resources of each kernel in it; raises NvrtcError."""
+    cubin, log = _compile(source, [*options, f"-arch=sm_{arch}", "--ptxas-options=-v"], "CUBIN")
+    return cubin, parse_log(log)
+
+
+def compile_ptx(source: str, options: Sequence[str], arch: int) -> str:
+    """Return the PTX for `compute_<arch>`; raises NvrtcError."""
+    ptx, _ = _compile(source, [*options, f"-arch=compute_{arch}"], "PTX")
+    return ptx.rstrip(b"\0").decode()
+
+
+def _compile(source: str, words: Sequence[str], form: str) -> tuple[bytes, str]:
     nvrtc = _library()
     program = ctypes.c_void_p()
     status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     assert status == 0, status
     try:
-        words = [*options, f"-arch=sm_{arch}", "--ptxas-options=-v"]
         array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         status = nvrtc.nvrtcCompileProgram(program, len(words), array)
         log = _text(program)
         if status != 0:
             raise NvrtcError(log)
         size = ctypes.c_size_t()
-        assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
-        cubin = ctypes.create_string_buffer(size.value)
-        assert nvrtc.nvrtcGetCUBIN(program, cubin) == 0
-        return cubin.raw, parse_log(log)
+        assert getattr(nvrtc, f"nvrtcGet{form}Size")(program, ctypes.byref(size)) == 0
+        code = ctypes.create_string_buffer(size.value)
+        assert getattr(nvrtc, f"nvrtcGet{form}")(program, code) == 0
+        return code.raw, log
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -102,21 +112,15 @@ def parse_log(log: str) -> dict[str, Resources]:
 
 def disassemble(cubin: bytes) -> dict[str, list[str]]:
     """Return the SASS instructions (without predicates and operands) of each kernel of a cubin."""
-    binary = next(_site("nvidia").glob("cu*/bin/cuobjdump"))
+    binary = next(_site("nvidia").glob("cu*/bin/nvdisasm"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [str(binary), "-sass", file.name],
-            env={"PATH": str(binary.parent)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = subprocess.run([str(binary), "-c", file.name], capture_output=True, text=True, check=True)
     kernels: dict[str, list[str]] = {}
     current: list[str] = []
     for line in done.stdout.splitlines():
-        if named := re.match(r"\s*Function : (\w+)", line):
+        if named := re.match(r"\.text\.(\w+):", line):
             current = kernels.setdefault(named[1], [])
         elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line):
             current.append(instruction[1])
