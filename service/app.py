@@ -20,6 +20,7 @@ from service.auth import Access, AccessMiddleware
 from service.config import Settings
 from service.constants_cache import ConstantsCache
 from service.db import Database
+from service.json_body import JsonBodyMiddleware
 from service.metrics import Metrics, MetricsMiddleware
 from service.repository import Queue
 from service.state import Services
@@ -78,6 +79,7 @@ def create_app(settings: Settings, queue: Queue | None = None) -> FastAPI:
         app.include_router(router)
     pages.mount_assets(app)
     app.openapi = openapi.openapi_of(app)  # type: ignore[method-assign]  # how FastAPI documents replacing it
+    app.add_middleware(JsonBodyMiddleware)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(AccessMiddleware, access=services.access)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)

@@ -35,51 +35,65 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Words = list[str]
 
 
-class _Part(BaseModel):
+class DocumentPart(BaseModel):
+    """A part of a document: no unknown fields, no NaN."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class _Limits(_Part):
+class DocumentLimits(DocumentPart):
+    """What the device can run."""
+
     backend: str
     memory_bytes: int = Field(ge=0)
     last_level_cache_bytes: int = Field(ge=0)
-    multiprocessors: int = Field(ge=1)
+    multiprocessors: int = Field(ge=1, description="P (count)")
     sweeps: list[str]
     geometries: list[str]
 
 
-class _Device(_Part):
+class DocumentDevice(DocumentPart):
+    """The device that was measured."""
+
     key: str = Field(pattern=r"^[A-Za-z0-9-]{1,128}$")
     backend: str = Field(min_length=1, max_length=16)
     kind: Literal["cpu", "gpu", "simulated"]
     name: str = Field(max_length=1000)
     simulated: bool
-    limits: _Limits
+    limits: DocumentLimits
     facts: dict[str, Any]
 
 
-class _Reading(_Part):
+class DocumentReading(DocumentPart):
+    """How a record's time was read: `kernels.events.Reading`."""
+
     role: str = Field(max_length=16)
     phase: str | None = Field(max_length=16)
-    order: int
-    repeats_done: int
+    order: int = Field(description="Position in the first pass, counted from 0")
+    repeats_done: int = Field(description="Samples taken (count)")
     median_ms: float
-    spread: float | None
+    spread: float | None = Field(description="Relative interquartile range (a fraction)")
     device_ms: float | None
     windows: list[dict[str, Any]]
 
 
-class _RowItem(_Part):
+class DocumentRow(DocumentPart):
+    """A calibration row, with its reading."""
+
     row: dict[str, Any]
-    reading: _Reading
+    reading: DocumentReading
 
 
-class _PointItem(_Part):
+class DocumentPoint(DocumentPart):
+    """A sweep's point, with its reading."""
+
     point: dict[str, Any]
-    reading: _Reading
+    reading: DocumentReading
 
 
-class _Sweep(_Part):
+class DocumentSweep(DocumentPart):
+    """One sweep with everything it measured."""
+
     sweep: SweepName
     parameters: dict[str, Any]
     constants_in_force: dict[str, float]
@@ -88,23 +102,23 @@ class _Sweep(_Part):
     facts: dict[str, Any]
     started_at: PastTime | None
     finished_at: PastTime | None
-    rows: list[_RowItem]
-    points: list[_PointItem]
+    rows: list[DocumentRow]
+    points: list[DocumentPoint]
 
 
-class CalibrationDocument(_Part):
+class CalibrationDocument(DocumentPart):
     """Everything one run measured, on which device, with which code: enough to recompute every fit."""
 
     schema_: Literal["calibration-service/calibration/1"] = Field(alias="schema")
     id: str = Field(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
     origin: str = Field(max_length=64)
-    device: _Device
+    device: DocumentDevice
     host_id: Name
     requested_at: PastTime
     started_at: PastTime
     finished_at: PastTime
     versions: dict[str, Any]
-    sweeps: list[_Sweep] = Field(min_length=1, max_length=len(SWEEPS))
+    sweeps: list[DocumentSweep] = Field(min_length=1, max_length=len(SWEEPS))
     fits: list[dict[str, Any]]
     constants: dict[str, Any]
 
@@ -232,7 +246,7 @@ def _check_consistent(document: CalibrationDocument) -> None:
         raise DocumentError("document.sweeps", "must hold a sweep once")
 
 
-def _records(index: int, sweep: _Sweep) -> list[Record]:
+def _records(index: int, sweep: DocumentSweep) -> list[Record]:
     found: list[Record] = []
     for number, item in enumerate(sweep.rows):
         path = f"document.sweeps[{index}].rows[{number}].row"
@@ -246,7 +260,7 @@ def _records(index: int, sweep: _Sweep) -> list[Record]:
     return found
 
 
-def _reading(reading: _Reading) -> Reading:
+def _reading(reading: DocumentReading) -> Reading:
     return Reading(**{**reading.model_dump(), "windows": tuple(reading.windows)})
 
 

@@ -150,7 +150,7 @@ async def _on_service_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     phrase = HTTPStatus(error.status_code).phrase
     detail = error.detail
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -163,12 +163,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [
-        {"field": ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0]), "rule": str(item["msg"])}
-        for item in error.errors()
-    ]
+    fields = [_field(item) for item in error.errors()]
     detail = "; ".join(f"{item['field']}: {item['rule']}" for item in fields[:3])
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, InvalidRequestError.code, detail, fields=fields)
+
+
+def _field(item: Mapping[str, Any]) -> dict[str, str]:
+    source, *path = item["loc"]
+    if item["type"] == "json_invalid":
+        return {"field": "body", "rule": f"is not JSON: {item['ctx']['error']} at character {path[0]}"}
+    return {"field": ".".join(map(str, path)) or str(source), "rule": str(item["msg"])}
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from service.schemas import ConstantsView, Problem
 
 _REF = "#/components/schemas/{model}"
 _PROBLEMS = {
+    "400": "The request can't be read",
     "401": "No token, or an unknown one",
     "403": "The token lacks the scope, or another origin asks for a change",
     "404": "Unknown",
