@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sqlalchemy import select
 
 from kernels.backends.simulated import SimulatedBackend
 from service import db
-from service.config import Settings
+from service.config import Settings, parse_database_url
 from service.db import Database
 from service.jobs.hosts import record_discovery
 from service.jobs.queue import JobQueue, migrate_engine
@@ -135,10 +136,26 @@ class WorkerHost:
 MakeHost = Callable[..., WorkerHost]
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Any, migrated_postgres: str) -> str:
+    """A database with our tables and the engine's, to be copied."""
+    postgres_server.execute(f"CREATE DATABASE with_engine TEMPLATE {migrated_postgres}")
+    migrate_engine(parse_database_url(postgres_server.url("with_engine")))
+    return "with_engine"
+
+
+@pytest.fixture
+def jobs_postgres_url(postgres_server: Any, postgres_template: str) -> Iterator[str]:
+    name = f"jobs_{uuid.uuid4().hex}"
+    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_template}")
+    yield postgres_server.url(name)
+    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def any_database_url(request: pytest.FixtureRequest) -> str | None:
     """Each database in turn; None is the SQLite file of the data folder."""
-    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    return None if request.param == "sqlite" else str(request.getfixturevalue("jobs_postgres_url"))
 
 
 @pytest.fixture
@@ -149,8 +166,9 @@ def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeH
     def make(*truths: dict[str, Any], url: str | None = None) -> WorkerHost:
         host = WorkerHost(monkeypatch, tmp_path / "data", url, truths)
         hosts.append(host)
-        db.upgrade(host.settings.url)
-        migrate_engine(host.settings.url)
+        if url is None:
+            db.upgrade(host.settings.url)
+            migrate_engine(host.settings.url)
         return host
 
     yield make

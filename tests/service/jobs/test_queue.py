@@ -78,10 +78,16 @@ def test_enqueueing_again_changes_nothing(host: Any) -> None:
     assert host.queue.states([job]) == {job: "ENQUEUED"}
 
 
-def test_many_processes_may_migrate_the_engine_at_once(tmp_path: Path) -> None:
-    code = "import sys; from sqlalchemy import make_url; from service.jobs.queue import migrate_engine; "
-    code += "migrate_engine(make_url(sys.argv[1]))"
-    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/engine.sqlite3"]
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    sqlite = f"sqlite:///{tmp_path}/engine.sqlite3"
+    return sqlite if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+def test_many_processes_may_migrate_the_engine_at_once(empty_database_url: str) -> None:
+    code = "import sys; from service.config import parse_database_url; from service.jobs.queue import migrate_engine; "
+    code += "migrate_engine(parse_database_url(sys.argv[1]))"
+    command = [sys.executable, "-c", code, empty_database_url]
 
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate()[1] for process in processes]

@@ -302,13 +302,15 @@ def test_a_worker_without_tables_says_what_to_do(tmp_path: Path, make_host: Make
 
 
 @pytest.mark.postgres
-def test_a_database_away_for_seconds_costs_neither_worker_nor_attempt(make_host: MakeHost, postgres_url: str) -> None:
-    host = make_host(SLOW, url=postgres_url)
+def test_a_database_away_for_seconds_costs_neither_worker_nor_attempt(
+    make_host: MakeHost, jobs_postgres_url: str
+) -> None:
+    host = make_host(SLOW, url=jobs_postgres_url)
     worker = host.start()
     job = host.request(host.device("slow"))
     host.wait_measuring(job)
 
-    with outage(postgres_url):
+    with outage(jobs_postgres_url):
         time.sleep(3)
     host.wait_state(job, "succeeded", seconds=60)
 
