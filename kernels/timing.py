@@ -31,6 +31,10 @@ MOST_BYTES_PER_S, MOST_OPS_PER_S = 1e12, 1e13
 is that of a launch which nobody waited for."""
 
 
+ABOVE_ATTRIBUTE_PEAK = 1.05
+"""Over the memory's own peak by more than the clock's tolerance, part of the bytes came from a cache."""
+
+
 @dataclass(frozen=True)
 class Clock:
     """Time as the sweeps see it, so that tests need not wait."""
@@ -212,11 +216,29 @@ def refusal(
     if slowdown:
         return f"throttled: {', '.join(slowdown)}"
     seconds, multiprocessors = best_ms / 1e3, max(1, description.limits.multiprocessors)
-    if facts.bytes > MOST_BYTES_PER_S * multiprocessors * seconds:
+    if facts.bytes > most_bytes_per_s(facts, description) * seconds:
         return f"implausible: {facts.bytes / seconds:.1e} byte/s"
     if facts.flops > MOST_OPS_PER_S * multiprocessors * seconds:
         return f"implausible: {facts.flops / seconds:.1e} op/s"
     return None
+
+
+def most_bytes_per_s(facts: LaunchFacts, description: DeviceDescription) -> float:
+    """
+    Return the rate over which a kernel's distinct bytes are not believed, byte/s.
+
+    Notes
+    -----
+    Past 4 x the last-level cache, where an NVIDIA driver tells clock and bus: 1.05 x 2 transfers a clock x bus width.
+    Else 1e12 a multiprocessor; AMD's memory clocks count transfers in other multiples.
+    """
+    loose = MOST_BYTES_PER_S * max(1, description.limits.multiprocessors)
+    clock_mhz = description.facts.get("max_memory_clock_mhz")
+    bus_bits = description.facts.get("memory_bus_width_bits")
+    from_memory = facts.bytes >= 4 * description.limits.last_level_cache_bytes
+    if description.backend != "cuda" or not clock_mhz or not bus_bits or not from_memory:
+        return loose
+    return min(loose, ABOVE_ATTRIBUTE_PEAK * 2e6 * float(clock_mhz) * float(bus_bits) / 8)
 
 
 def warm_up(kernel: PreparedKernel, device: OpenDevice, clock: Clock) -> bool:
@@ -226,7 +248,8 @@ def warm_up(kernel: PreparedKernel, device: OpenDevice, clock: Clock) -> bool:
     Notes
     -----
     Steady: after 200 ms of kernel time, two successive clock readings, or without a readable clock the least times of
-    two successive stretches of 100 ms, agree within 1 %. It ends after 1 s of kernel time or of wall time, or 20,000 runs, regardless.
+    two successive stretches of 100 ms, agree within 1 %. It ends after 1 s of kernel time or of wall time, or 20,000
+    runs, regardless.
     """
     total_ms, runs = 0.0, 0
     give_up = clock.monotonic() + WARM_UP_MOST_MS / 1e3

@@ -121,7 +121,7 @@ class LaunchFacts:
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading: synced wall time and device time of ONE launch in milliseconds (None where there is no device clock)."""
+    """One reading: synced wall time and device time of ONE launch, milliseconds; None without a device clock."""
 
     wall_ms: float
     device_ms: float | None = None
@@ -132,8 +132,8 @@ class Conditions:
     """State of the device at one moment; None means unknown, with the reason in `unknown[field]`, never 0 or False.
 
     `cpu_steal_ticks`/`cpu_total_ticks` are cumulative; `throttle` holds the names of active clock-event reasons, those
-    of NVML in snake case: `hw_slowdown`, `hw_thermal_slowdown`, `hw_power_brake_slowdown`, `sw_thermal_slowdown` refuse a
-    window, `sw_power_cap` and others are only recorded.
+    of NVML in snake case: `hw_slowdown`, `hw_thermal_slowdown`, `hw_power_brake_slowdown`, `sw_thermal_slowdown` refuse
+    a window, `sw_power_cap` and others are only recorded.
     """
 
     sm_clock_mhz: float | None = None
@@ -169,7 +169,7 @@ class Workload(Protocol):
     """The arrays of one problem, allocated and initialised; freed when the context ends."""
 
     def prepare(self, kernel: Kernel) -> PreparedKernel:
-        """Compile (cached) and bind; raises CompileError, UnsupportedError, ValueError for a kernel of another problem."""
+        """Compile (cached) and bind; raises CompileError, UnsupportedError, ValueError for another problem's kernel."""
 
 
 class OpenDevice(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.parameters import LEAD, SWEEPS, WIDE, parse_geometry
+from kernels.timing import MOST_BYTES_PER_S, MOST_OPS_PER_S
 
 MAX_DEVICES = 16
 MAX_TEXT = 1 << 20
@@ -159,7 +160,15 @@ def parse_truth(device: Any) -> Truth:
     if not isinstance(failures, list | tuple) or len(failures) > 16:
         raise TruthError("CALIBRATE_SIMULATED: failures must be a list of at most 16")
     values["failures"] = tuple(_failure(failure) for failure in failures)
-    return Truth(**values)
+    truth = Truth(**values)
+    for key, rate, highest in (
+        ("peak_memory_bandwidth", truth.peak_memory_bandwidth, MOST_BYTES_PER_S),
+        ("issue_rate", truth.issue_rate, MOST_OPS_PER_S),
+        ("peak_flops", truth.peak_flops, MOST_OPS_PER_S),
+    ):
+        if rate > highest * truth.multiprocessors:
+            raise TruthError(f"CALIBRATE_SIMULATED: {key} is over {highest:g} a multiprocessor: no window would count")
+    return truth
 
 
 def _failure(given: Any) -> Failure:

@@ -62,6 +62,7 @@ def test_a_file_may_hold_the_devices(tmp_path):
         ('[{"name": "a", "noise": 2}]', "noise must be from 0 to 1"),
         ('[{"name": "a", "peak_flops": true}]', "peak_flops must be a finite number"),
         ('[{"name": "a", "peak_memory_bandwidth": 0}]', "peak_memory_bandwidth must be from 1"),
+        ('[{"name": "a", "multiprocessors": 1}]', "peak_memory_bandwidth is over 1e+12 a multiprocessor"),
         ('[{"name": "a", "multiprocessors": 1.5}]', "multiprocessors must be an integer"),
         ('[{"name": "a", "cache_capacity": 0}]', "cache_capacity must be an integer"),
         ('[{"name": "a", "geometry_factors": {"32": 1}}]', "not a geometry"),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from kernels.backends.base import Conditions, LaunchFacts, Sample
 from kernels.backends.simulated import SimulatedDevice
 from kernels.backends.truth import Truth
+from kernels.device import DeviceDescription
+from kernels.parameters import DeviceLimits
 from kernels.timing import (
     Clock,
     measure_window,
@@ -169,6 +172,24 @@ def test_a_launch_that_nobody_waited_for_is_refused_as_implausible():
     facts = LaunchFacts(label="", blocks=1, threads=1, flops=1 << 40, bytes=0, resident_blocks=1)
     told = refusal((0.005,), facts, DEVICE.description, Conditions(), Conditions())
     assert told == "implausible: 2.2e+17 op/s"
+
+
+def test_a_rate_above_the_memory_of_an_nvidia_gpu_is_refused_once_the_bytes_leave_the_cache():
+    # an H200's 6144 bits at 2 x 3201 MHz carry 4.917e12 byte/s, times 1.05: 5.163e12
+    limits = DeviceLimits("cuda", 1 << 37, 50 << 20, 132, ("stream",), ())
+    facts = {"max_memory_clock_mhz": 3201, "memory_bus_width_bits": 6144}
+    h200 = DeviceDescription("GPU-a", "cuda", "gpu", "NVIDIA H200", False, limits, facts)
+    triad = LaunchFacts(label="", blocks=1, threads=1, flops=0, bytes=3 << 28, resident_blocks=1)
+
+    def ms_at(rate):
+        return 1e3 * triad.bytes / rate
+
+    assert refusal((ms_at(5.1e12),), triad, h200, Conditions(), Conditions()) is None
+    assert refusal((ms_at(5.2e12),), triad, h200, Conditions(), Conditions()) == "implausible: 5.2e+12 byte/s"
+    cached = replace(triad, bytes=100 << 20)
+    assert refusal((1e3 * cached.bytes / 6e12,), cached, h200, Conditions(), Conditions()) is None
+    unknown = replace(h200, facts={})
+    assert refusal((ms_at(5.2e12),), triad, unknown, Conditions(), Conditions()) is None
 
 
 def test_warm_up_ends_once_two_clock_readings_agree():
