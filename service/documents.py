@@ -22,8 +22,8 @@ from kernels.parameters import SWEEPS
 from service.errors import InvalidRequestError, NotSucceededError
 from service.evidence import fits as stored_fits
 from service.evidence import sweep_documents
-from service.models import Calibration, Device
-from service.repository import sweep_runs
+from service.models import Device
+from service.repository import get_calibration, sweep_runs
 from service.schemas import PastTime, SweepName
 
 Record = RowMeasured | PointMeasured
@@ -149,8 +149,9 @@ class ParsedDocument:
         return json.dumps([self.document.id, self.document.device.key, _canonical(sweeps)], sort_keys=True)
 
 
-def export_document(session: Session, calibration: Calibration) -> dict[str, Any]:
+def export_calibration(session: Session, calibration_id: str) -> dict[str, Any]:
     """Return a succeeded job as a document."""
+    calibration = get_calibration(session, calibration_id)
     if calibration.state != "succeeded":
         raise NotSucceededError(
             f"calibration {calibration.id} is {calibration.state}; only a succeeded one can be exported; "

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.activation import activate
+from service import activation
 from service.db import Database
-from service.documents import CalibrationDocument, ParsedDocument, export_document, parse_document
+from service.documents import CalibrationDocument, ParsedDocument, export_calibration, parse_document
 from service.errors import ConflictError
 from service.evidence import fits as stored_fits
 from service.jobs import records
@@ -21,7 +21,7 @@ from service.repository import new_sweep_run, request_hash, sweep_runs
 _NEVER_HERE = "known from an imported document only: no worker of this service has seen it"
 
 
-def import_document(database: Database, body: bytes, *, activates: bool) -> tuple[str, bool]:
+def import_calibration(database: Database, body: bytes, *, activate: bool) -> tuple[str, bool]:
     """Keep a document as a succeeded job; returns its id and whether it is new here.
 
     Raises
@@ -34,31 +34,31 @@ def import_document(database: Database, body: bytes, *, activates: bool) -> tupl
     parsed = parse_document(body)
     try:
         with database.write() as session:
-            return _keep(session, parsed, activates)
+            return _keep(session, parsed, activate)
     except IntegrityError:  # the same document came in twice at once: the second look finds it
         with database.write() as session:
-            return _keep(session, parsed, activates)
+            return _keep(session, parsed, activate)
 
 
-def _keep(session: Session, parsed: ParsedDocument, activates: bool) -> tuple[str, bool]:
+def _keep(session: Session, parsed: ParsedDocument, activate: bool) -> tuple[str, bool]:
     document = parsed.document
     existing = session.get(Calibration, document.id, with_for_update=True)
     if existing is not None:
         _check_same(session, existing, parsed)
-        if activates and existing.origin == "import" and not existing.activated:
+        if activate and existing.origin == "import" and not existing.activated:
             _activate_later(session, existing, parsed)
         return existing.id, False
     device = _device(session, document)
     calibration = Calibration(
         id=document.id,
         device_key=device.key,
-        request_hash=request_hash(device.key, {sweep.sweep: sweep.parameters for sweep in document.sweeps}, activates),
+        request_hash=request_hash(device.key, {sweep.sweep: sweep.parameters for sweep in document.sweeps}, activate),
         origin="import",
         state="succeeded",
         priority=0,
         time_limit_s=0.0,
         cancel_requested=False,
-        activate=activates,
+        activate=activate,
         activated=False,
         progress_done=len(document.sweeps),
         progress_total=len(document.sweeps),
@@ -79,7 +79,7 @@ def _keep(session: Session, parsed: ParsedDocument, activates: bool) -> tuple[st
 
 def _check_same(session: Session, existing: Calibration, parsed: ParsedDocument) -> None:
     if existing.state == "succeeded":
-        ours = parse_document(json.dumps(export_document(session, existing), allow_nan=False).encode())
+        ours = parse_document(json.dumps(export_calibration(session, existing.id), allow_nan=False).encode())
         if ours.evidence() == parsed.evidence():
             return
     raise ConflictError(f"calibration {existing.id} is known here with other data; a document's id is its own")
@@ -93,7 +93,7 @@ def _activate_later(session: Session, calibration: Calibration, parsed: ParsedDo
         for fit in stored_fits(session, calibration.id)
     }
     runs = sweep_runs(session, [calibration.id])[calibration.id]
-    activate(session, calibration, parsed.constants, ids, {run.sweep: run.doubtful for run in runs})
+    activation.activate(session, calibration, parsed.constants, ids, {run.sweep: run.doubtful for run in runs})
 
 
 def _device(session: Session, document: CalibrationDocument) -> Device:

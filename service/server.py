@@ -6,6 +6,8 @@ import socket
 import sys
 import threading
 from datetime import datetime, timedelta
+from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
@@ -25,6 +27,15 @@ from service.models import Host
 MISSING_POLL_S = 0.5
 
 log = structlog.get_logger()
+
+
+class _Server(uvicorn.Server):
+    """Ends open event streams when told to stop, instead of waiting for them."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        app: Any = self.config.app
+        app.state.services.stopping.set()
+        super().handle_exit(sig, frame)
 
 
 def serve(settings: Settings, *, with_worker: bool, calibrate_missing: bool) -> int:
@@ -51,7 +62,7 @@ def serve(settings: Settings, *, with_worker: bool, calibrate_missing: bool) -> 
         threading.Thread(target=_calibrate_missing, args=(database, queue, settings, stop), daemon=True).start()
     log.info("serving", url=url, docs=f"{url}/docs", data=str(settings.data_dir), worker=with_worker)
     try:
-        server = uvicorn.Server(
+        server = _Server(
             uvicorn.Config(
                 create_app(settings),
                 loop="uvloop",
@@ -107,4 +118,4 @@ def _calibrate_missing(database: db.Database, queue: JobQueue, settings: Setting
 def _listed(database: db.Database, since: datetime) -> bool:
     with database.read() as session:
         host = session.get(Host, host_id())
-        return host is not None and host.heartbeat_at >= since - timedelta(seconds=1)
+        return host is not None and host.heartbeat_at is not None and host.heartbeat_at >= since - timedelta(seconds=1)

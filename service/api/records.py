@@ -12,9 +12,9 @@ from service.api.calibrations import CalibrationId
 from service.api.devices import RowFile
 from service.api.paging import Cursor, RecordLimit, decode_cursor, encode_cursor
 from service.api.views import Views
-from service.documents import CalibrationDocument, export_document
+from service.documents import CalibrationDocument, export_calibration
 from service.evidence import POINT_TABLES, fits, reading_json, record_json, records, row_line
-from service.imports import import_document
+from service.imports import import_calibration
 from service.models import Row
 from service.repository import get_calibration
 from service.schemas import CalibrationView, FitList, FitView, Page, RecordView
@@ -72,7 +72,7 @@ def get_fits(services: AppServices, calibration_id: CalibrationId) -> FitList:
 def get_export(services: AppServices, calibration_id: CalibrationId) -> Response:
     """Export one JSON document from which every fit can be recomputed."""
     with services.database.read() as session:
-        document = export_document(session, get_calibration(session, calibration_id))
+        document = export_calibration(session, calibration_id)
     return JSONResponse(
         document, headers={"content-disposition": f'attachment; filename="calibration-{document["id"]}.json"'}
     )
@@ -104,8 +104,8 @@ async def post_import(
     return view
 
 
-def _import(services: Services, body: bytes, activates: bool) -> tuple[CalibrationView, bool]:
-    calibration_id, created = import_document(services.database, body, activates=activates)
+def _import(services: Services, body: bytes, activate: bool) -> tuple[CalibrationView, bool]:
+    calibration_id, created = import_calibration(services.database, body, activate=activate)
     with services.database.read() as session:
         view = Views(session, services.settings).calibration(get_calibration(session, calibration_id))
     services.cache.forget(view.device)

@@ -41,16 +41,14 @@ def import_document(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Store a calibration measured elsewhere. Importing it again changes nothing."""
-    from service.documents import import_calibration
+    from service.imports import import_calibration
 
     try:
         if file.stat().st_size > MAX_DOCUMENT_BYTES:
             raise CliError(f"{file} is over {MAX_DOCUMENT_BYTES} bytes", 2)
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = file.read_bytes()
     except OSError as error:
         raise CliError(f"{file} can't be read: {error.strerror}", 2) from error
-    except ValueError as error:
-        raise CliError(f"{file} is not JSON: {error}", 2) from error
     with _open(load_settings(data_dir, database_url)) as database:
         calibration, new = import_calibration(database, document, activate=activate)
     say(f"calibration {calibration} {'imported' if new else 'was here already'}")
