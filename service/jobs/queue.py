@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from threading import Lock
 
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions, WorkflowStatus
@@ -24,6 +25,8 @@ APPLICATION_VERSION = "calib-1"
 WORKFLOW = "drive"
 WAITING = ("ENQUEUED", "DELAYED")  # the engine's states of a job that it still has to start
 RUNNING = "PENDING"  # the engine's word for a job that was handed to a worker
+ENDED = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+PRUNE_AT_ONCE = 1000
 
 _CALLER_PRIORITY_MIN = 1  # the engine takes 1 and up, and 0 where none is given
 
@@ -126,6 +129,24 @@ class JobQueue:
             else:
                 self.client.delete_workflow(job.workflow_id)
         return [job.workflow_id for job in healed]
+
+    def prune(self, device_keys: Sequence[str], before: datetime) -> None:
+        """Delete the engine's rows of jobs that ended before that time; ours hold all that anybody asks for.
+
+        The engine has no such clean-up of its own.
+        """
+        if not device_keys:
+            return
+        ended = self.client.list_workflows(
+            queue_name=list(device_keys),
+            status=list(ENDED),
+            completed_before=before.astimezone(UTC).isoformat(),
+            limit=PRUNE_AT_ONCE,
+            load_input=False,
+            load_output=False,
+        )
+        if ended:
+            self.client.delete_workflows([job.workflow_id for job in ended])
 
     @property
     def client(self) -> DBOSClient:

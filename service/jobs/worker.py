@@ -11,11 +11,15 @@ import signal
 import sys
 import time
 import traceback
+from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 
 import structlog
+from dbos import error as engine_error
+from sqlalchemy.exc import SQLAlchemyError
 
 from kernels.device import Discovery
+from kernels.errors import MeasureError
 from kernels.host import host_id
 from kernels.lock import device_lock, lock_folder
 from kernels.measure import discover_in_child
@@ -32,6 +36,7 @@ from service.jobs.versions import service_version
 from service.jobs.watch import DATABASE_AWAY
 
 TICK_S = 0.5
+KEEP_ENGINE_ROWS = timedelta(days=7)
 STOP_S = 10.0  # that a running job gets to notice the stop, kill its child and give its start back
 
 log = structlog.get_logger()
@@ -44,7 +49,7 @@ class HostLockedError(Exception):
 def run_worker(settings: Settings, parent: int | None = None) -> int:
     """Serve this host's devices until SIGTERM, SIGINT or the end of process `parent`.
 
-    Returns the exit code: 0 stopped, 1 the database is not ready, 75 another worker holds this host.
+    Returns the exit code: 0 stopped, 1 it can't start or lost its database, 75 another worker holds this host.
     """
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,6 +62,13 @@ def run_worker(settings: Settings, parent: int | None = None) -> int:
     except HostLockedError:
         log.error("another worker serves this host", host=host_id(), locks=str(lock_folder()))
         return HOST_LOCKED
+    except (SQLAlchemyError, engine_error.DBOSException) as error:
+        log.error(
+            "the worker can't use this database: start the server, or run `calibrate db upgrade`", problem=str(error)
+        )
+    except MeasureError as error:
+        log.error("the worker can't start", problem=str(error))
+    return 1
 
 
 def _refuse() -> None:
@@ -141,6 +153,7 @@ class _Worker:
     def _reconcile(self, devices: list[str]) -> None:
         try:
             reconcile(self._database, self._queue, offline_s=self._settings.worker_offline_s, device_keys=devices)
+            self._queue.prune(devices, datetime.now(UTC) - KEEP_ENGINE_ROWS)
         except DATABASE_AWAY as error:
             log.warning("database away, jobs not compared", error=str(error))
 

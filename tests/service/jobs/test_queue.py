@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def host(make_host: MakeHost, any_database_url: str | None) -> Any:
     return host
 
 
-def set_engine_row(host: Any, calibration_id: str, **values: str) -> None:
+def set_engine_row(host: Any, calibration_id: str, **values: str | int) -> None:
     table = "workflow_status" if host.database.is_sqlite else "dbos.workflow_status"
     changes = ", ".join(f"{name} = :{name}" for name in values)
     with host.database.write() as session:
@@ -202,6 +203,17 @@ def test_a_running_job_of_a_live_worker_is_left_to_it(host: Any) -> None:
     in_step(host)
 
     assert host.calibration(job).state == "running"
+
+
+def test_the_engine_forgets_ended_jobs_past_their_time_and_no_others(host: Any) -> None:
+    device = host.device("one")
+    old, fresh, waiting = (host.request(device, parameters={"stream": {"repeats": n}}) for n in (1, 2, 3))
+    set_engine_row(host, old, status="SUCCESS", completed_at=1_600_000_000_000)  # September 2020, in milliseconds
+    host.queue.client.cancel_workflow(fresh)
+
+    host.queue.prune([device], datetime(2021, 1, 1, tzinfo=UTC))
+
+    assert host.queue.states([old, fresh, waiting]) == {fresh: "CANCELLED", waiting: "ENQUEUED"}
 
 
 def test_a_worker_compares_its_own_devices_jobs_only(host: Any) -> None:
