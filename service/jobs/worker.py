@@ -63,9 +63,7 @@ def run_worker(settings: Settings, parent: int | None = None) -> int:
         log.error("another worker serves this host", host=host_id(), locks=str(lock_folder()))
         return HOST_LOCKED
     except (SQLAlchemyError, engine_error.DBOSException) as error:
-        log.error(
-            "the worker can't use this database: start the server, or run `calibrate db upgrade`", problem=str(error)
-        )
+        log.error("the database can't be used: start the server, or run `calibrate db upgrade`", problem=str(error))
     except MeasureError as error:
         log.error("the worker can't start", problem=str(error))
     return 1
@@ -90,7 +88,7 @@ class _Worker:
     def run(self) -> int:
         try:
             if not self._tables_are_there():
-                return 1
+                return 0 if self._stop.is_set() else 1
             devices = self._record(discover_in_child())
             Thread(target=self._beat, name="heartbeat", daemon=True).start()
             while not self._stop.is_set():
