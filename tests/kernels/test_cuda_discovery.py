@@ -192,7 +192,7 @@ def test_the_driver_library_tells_its_version_and_a_devices_own_uuid(
 ) -> None:
     monkeypatch.setenv("STUB_DEVICES", "2")
 
-    assert Driver(stub).version() == (12, 9)
+    assert Driver(stub).version() == (13, 9)
     assert Driver(stub).device_uuid(1) == "b1b1b1b1-b1b1-b1b1-b1b1-b1b1b1b1b1b1"
     assert Driver(stub).device_uuid(2) is None
     assert Driver(build_stub(tmp_path, "-DSTUB_OLD")).device_uuid(0) == "a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0"

@@ -12,7 +12,7 @@ int cuInit(unsigned flags) { return (void)flags, setting("STUB_INIT", 0); }
 
 int cuDriverGetVersion(int *version)
 {
-    *version = setting("STUB_VERSION", 12090);
+    *version = setting("STUB_VERSION", 13090);
     return 0;
 }
 

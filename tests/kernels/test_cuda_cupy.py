@@ -1,0 +1,97 @@
+"""The real CuPy on a machine without a GPU: the states a user meets, through a stub of the driver's library."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.cuda_shim.emulated_cupy import EmulatedCupy
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = Path(__file__).with_name("cuda_shim") / "stub_driver.c"
+DISCOVER = """
+import json
+from kernels.backends.cuda import CudaBackend
+from kernels.errors import NoDeviceError
+
+backend = CudaBackend()
+found = backend.discover()
+try:
+    with backend.open("GPU-any"):
+        opened = "opened"
+except NoDeviceError as error:
+    opened = str(error)
+print(json.dumps([backend.name, len(found.devices), [item.reason for item in found.unusable], opened]))
+"""
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("driver")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), str(STUB)], check=True)
+    return folder
+
+
+def discover(**settings: str) -> str:
+    """The one reason that a fresh process gives, which must also be why nothing can be opened."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **settings}
+    command = [sys.executable, "-W", "error", "-c", DISCOVER]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    name, devices, (reason,), opened = json.loads(done.stdout)
+    assert (name, devices) == ("cuda", 0)
+    assert opened == f"GPU-any: {reason}"
+    return str(reason)
+
+
+def test_no_driver() -> None:
+    assert discover().startswith("no NVIDIA driver: libcuda.so.1 was not found")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"STUB_VERSION": "11040"},
+            "the NVIDIA driver is too old: it supports CUDA 11.4, and this CuPy is built for CUDA 1",
+        ),
+        ({"STUB_INIT": "100"}, "the NVIDIA driver works but shows no device"),
+        ({"STUB_INIT": "999"}, "cudaErrorUnknown: unknown error (status 999): the driver is broken"),
+        ({"STUB_INIT": "804"}, "(status 804): a forward-compatibility library"),
+        ({"STUB_INIT": "803"}, "(status 803): the driver's kernel module and library differ"),
+        ({"STUB_INIT": "802"}, "(status 802): the system is not initialised yet"),
+    ],
+    ids=["old driver", "no device", "broken", "compatibility", "mismatch", "not initialised"],
+)
+def test_a_driver_that_is_there_and_does_not_work(stub: Path, settings: dict[str, str], expected: str) -> None:
+    assert expected in discover(LD_LIBRARY_PATH=str(stub), **settings)
+
+
+def names(emulated: Any) -> set[str]:
+    return {name for name in dir(emulated) if not name.startswith("_")} - {"capture", "left_open", "functions"}
+
+
+def test_the_emulated_cupy_has_nothing_that_the_real_one_lacks() -> None:
+    cupy = importlib.import_module("cupy")
+    emulated = EmulatedCupy()
+
+    for part in ("runtime", "driver", "nvrtc", "compiler"):
+        for name in names(getattr(emulated.cuda, part)):
+            assert hasattr(getattr(cupy.cuda, part), name), f"cupy.cuda.{part}.{name}"
+    for name in ("memcpyHostToDevice", "memcpyDeviceToHost", "memcpyDeviceToDevice", "streamNonBlocking"):
+        assert getattr(cupy.cuda.runtime, name) == getattr(emulated.cuda.runtime, name), name
+    for name in ("num_regs", "shared_size_bytes", "local_size_bytes", "kernel"):
+        assert hasattr(cupy.RawKernel, name)
+    assert hasattr(cupy.cuda.function.Function, "ptr")
+    assert isinstance(cupy.cuda.runtime.is_hip, bool)
+    assert cupy.cuda.runtime.CUDARuntimeError(2).status == 2
+    assert issubclass(cupy.cuda.compiler.CompileException, Exception)
+    assert 90 in cupy.cuda.nvrtc.getSupportedArchs()
+    assert cupy.__version__.split(".")[0] == emulated.__version__.split(".")[0]
