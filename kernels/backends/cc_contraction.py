@@ -65,8 +65,10 @@ class ContractionWorkload(CcWorkload):
             raise UnsupportedError(f"{g.label} can't be run here: {reason}")
         if kernel.m % g.bm or kernel.n % g.bn or kernel.k % g.bk:
             raise ValueError(f"{g.label} does not tile m={kernel.m}, n={kernel.n}, k={kernel.k}")
-        vector = next(width for width in (16, 8, 4) if width <= self._team.widest_vector and g.bn % width == 0)
-        defines = {"BM": g.bm, "BN": g.bn, "BK": g.bk, "TM": g.tm, "TN": g.tn, "VECTOR": vector}
+        vector = next(
+            width for width in (16, 8, 4) if width <= self._team.widest_vector and g.bm % width == 0 == g.bn % width
+        )
+        defines = {"BM": g.bm, "BN": g.bn, "BK": g.bk, "VECTOR": vector}
         return self._bound(
             entry_point(self._compiler.load("blocktile.c", defines), "blocktile", pointers=3, extents=3),
             kernel,
@@ -113,8 +115,9 @@ def geometry_reason(geometry: Geometry) -> str | None:
 
     Notes
     -----
-    bm and bn 8 to 128 and multiples of 8, so that the register tile fits whole vectors; bk 1 to 64, unrolled; tm and
-    tn 1, 2, 4 or 8, so that a register tile of at most half the registers is made of thread tiles.
+    bm and bn 8 to 128 and multiples of 8, so that rows of a block are whole vectors; bk 1 to 64, as it is unrolled; tm
+    and tn 1, 2, 4 or 8, which divide any such block. The (bm/tm) (bn/tn) threads are nominal on a CPU: they are the
+    lanes and registers of the one core that runs a block.
     """
     for name in ("bm", "bn"):
         extent = getattr(geometry, name)

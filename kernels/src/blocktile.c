@@ -1,81 +1,117 @@
 /* The contraction dw[o,i] = sum_k dy[k,o] x[k,i], register-blocktiled at a geometry BM x BN x BK / TM x TN.
  *
- * A block is one BM x BN tile of dw, computed from k = 0 to the end by one thread. It stages panels of PANEL rows of
- * its dy and x columns side by side in L1 (the rows lie m and n floats apart: read in place they would fall into few
- * cache sets), then runs register tiles of ROWS x COLUMNS over the panel, ROWS a multiple of TM and COLUMNS of TN: the
- * (BM/TM) x (BN/TN) "threads" of the geometry are the lanes and registers of one core. BK rows are unrolled. While a
- * panel is computed its successor is prefetched, one cache line a step, spread over the register tiles.
+ * A block is one BM x BN tile of dw, computed from k = 0 to the end by one thread. Its columns of dy and x are staged,
+ * PANEL rows at a time and side by side, in L1: the rows lie m and n floats apart and would fall into few cache sets if
+ * they were read in place. Register tiles of ROWS x COLUMNS then run over the panel, BK rows unrolled, while they copy
+ * the next panel, a vector a step, and prefetch the one after it. The (BM/TM) x (BN/TN) "threads" of the geometry are
+ * the lanes and registers of one core, so TM and TN do not show in the code.
  */
 #include "calibrate.h"
 
-#define PANEL (BK * ((128 + BK - 1) / BK))
+#define WIDTH (BM + BN) /* floats in a staged row: dy's, then x's */
+#define PANEL_BYTES 16384 /* two of them fill the smallest L1 in use */
+#define PANEL_GROUPS (PANEL_BYTES / 4 / WIDTH / BK)
+#define PANEL (BK * (PANEL_GROUPS < 1 ? 1 : PANEL_GROUPS))
 
-/* Half of the registers hold sums, the rest operands: two FMA units need 8 to 10 sums in flight. */
+/* Two FMA units of latency 4 or 5 need 10 sums in flight: 8 x 2 vectors, or 6 x 2 where there are only 16 registers.
+ * The last tiles of a column have GRAIN rows less where ROWS does not divide BM. */
 #define VECTORS ((BN / VECTOR) % 2 == 0 ? 2 : 1)
 #define COLUMNS (VECTORS * VECTOR)
-#define MOST_ROWS (VECTOR_REGISTERS / 2 / VECTORS)
-#define ROWS (BM % MOST_ROWS == 0 && MOST_ROWS % TM == 0 ? MOST_ROWS : TM)
+#define ROWS (VECTOR_REGISTERS == 32 ? 8 : 6)
+#define GRAIN 2
+#define ROW_TILES ((BM + ROWS - 1) / ROWS)
+#define FEWER_TILES ((ROW_TILES * ROWS - BM) / GRAIN)
+#define TILES (ROW_TILES * (BN / COLUMNS))
 
-#define LINE 16 /* floats in a cache line */
-#define LINES ((BM + LINE - 1) / LINE + (BN + LINE - 1) / LINE)
-#define TILES ((BM / ROWS) * (BN / COLUMNS))
-#define LINES_A_TILE ((LINES + TILES - 1) / TILES)
+/* Vectors to copy a row, and how many of them a tile copies. */
+#define COPIES (WIDTH / VECTOR)
+#define COPIES_A_TILE ((COPIES + TILES - 1) / TILES)
 
-_Static_assert(BN % VECTOR == 0 && BM % ROWS == 0 && ROWS % TM == 0 && COLUMNS % TN == 0, "no such register tile");
+_Static_assert(BN % COLUMNS == 0 && BM % VECTOR == 0 && BM % GRAIN == 0 && FEWER_TILES <= ROW_TILES, "no such tile");
+
+typedef float panel[PANEL][WIDTH];
 
 typedef struct {
-    float dy[PANEL][BM], x[PANEL][BN];
-} panel __attribute__((aligned(64)));
+    const float *from;
+    int64_t stride;
+    float *to;
+} copy;
 
-static inline void stage(panel *restrict to, const float *dy, const float *x, int64_t m, int64_t n, int64_t rows) {
+static inline void stage(panel to, const float *dy, const float *x, int64_t m, int64_t n, int64_t rows) {
     for (int64_t k = 0; k < rows; k++) {
-        for (int o = 0; o < BM; o++) to->dy[k][o] = dy[k * m + o];
-        for (int i = 0; i < BN; i++) to->x[k][i] = x[k * n + i];
+        for (int o = 0; o < BM; o++) to[k][o] = dy[k * m + o];
+        for (int i = 0; i < BN; i++) to[k][BM + i] = x[k * n + i];
     }
 }
 
-/* Adds a panel's products to one register tile of sums; `ahead` prefetches the next panel, LINES_A_TILE lines a row. */
-static inline void tile(float *restrict sums, const panel *restrict from, int o, int i, int64_t rows,
-                        const float *const *ahead, const int64_t *stride) {
+/* Adds a panel's products to one tile of sums; `height` and `copying` are constants where this is inlined. */
+__attribute__((always_inline)) static inline void tile(const int height, const int copying, float *restrict sums,
+                                                       const float *dy, const float *x, int64_t rows,
+                                                       const copy *next) {
     vector sum[ROWS][VECTORS];
-    _Pragma("GCC unroll 64") for (int r = 0; r < ROWS; r++)
-        _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)
+    _Pragma("GCC unroll 16") for (int r = 0; r < height; r++)
+        _Pragma("GCC unroll 2") for (int v = 0; v < VECTORS; v++)
             sum[r][v] = *(const vector *)(sums + r * BN + v * VECTOR);
     for (int64_t k = 0; k < rows; k += BK) {
-        _Pragma("GCC unroll 64") for (int s = 0; s < BK; s++) {
-            const float *x = &from->x[k + s][i], *dy = &from->dy[k + s][o];
-            _Pragma("GCC unroll 4") for (int l = 0; l < LINES_A_TILE; l++)
-                __builtin_prefetch(ahead[l] + (k + s) * stride[l], 0, 2);
-            _Pragma("GCC unroll 64") for (int r = 0; r < ROWS; r++)
-                _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)
-                    sum[r][v] += dy[r] * *(const vector *)(x + v * VECTOR);
+        _Pragma("GCC unroll 64") for (int64_t s = k; s < k + BK; s++) {
+            if (copying) {
+                _Pragma("GCC unroll 4") for (int c = 0; c < COPIES_A_TILE; c++) {
+                    const float *from = next[c].from + s * next[c].stride;
+                    *(vector *)(next[c].to + s * WIDTH) = *(const vector *)from;
+                    __builtin_prefetch(from + PANEL * next[c].stride, 0, 2);
+                }
+            }
+            _Pragma("GCC unroll 16") for (int r = 0; r < height; r++)
+                _Pragma("GCC unroll 2") for (int v = 0; v < VECTORS; v++)
+                    sum[r][v] += dy[s * WIDTH + r] * *(const vector *)(x + s * WIDTH + v * VECTOR);
         }
     }
-    _Pragma("GCC unroll 64") for (int r = 0; r < ROWS; r++)
-        _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)
+    _Pragma("GCC unroll 16") for (int r = 0; r < height; r++)
+        _Pragma("GCC unroll 2") for (int v = 0; v < VECTORS; v++)
             *(vector *)(sums + r * BN + v * VECTOR) = sum[r][v];
 }
 
+/* All tiles of a block over one panel; with `copying` they fill `to` from `dy` and `x`, the next panel's first rows. */
+__attribute__((always_inline)) static inline void tiles(const int copying, float *sums, panel staged, int64_t rows,
+                                                        panel to, const float *dy, const float *x, int64_t m,
+                                                        int64_t n) {
+    int copied = 0;
+    for (int i = 0; i < BN; i += COLUMNS) {
+        for (int t = 0, o = 0; t < ROW_TILES; t++) {
+            copy next[COPIES_A_TILE];
+            const int busy = copying && copied < COPIES;
+            for (int c = 0; busy && c < COPIES_A_TILE; c++, copied++) {
+                const int at = copied % COPIES * VECTOR;
+                next[c] = at < BM ? (copy){dy + at, m, to[0] + at} : (copy){x + at - BM, n, to[0] + at};
+            }
+            const int fewer = t >= ROW_TILES - FEWER_TILES;
+            float *tile_sums = sums + o * BN + i;
+            const float *tile_dy = staged[0] + o, *tile_x = staged[0] + BM + i;
+            if (!fewer && busy) tile(ROWS, 1, tile_sums, tile_dy, tile_x, rows, next);
+            if (!fewer && !busy) tile(ROWS, 0, tile_sums, tile_dy, tile_x, rows, next);
+            if (fewer && busy) tile(ROWS - GRAIN, 1, tile_sums, tile_dy, tile_x, rows, next);
+            if (fewer && !busy) tile(ROWS - GRAIN, 0, tile_sums, tile_dy, tile_x, rows, next);
+            o += fewer ? ROWS - GRAIN : ROWS;
+        }
+    }
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static void block(float *restrict dw, const float *dy, const float *x, int64_t m, int64_t n, int64_t k) {
-    panel staged;
+    panel staged[2] __attribute__((aligned(64)));
     float sums[BM * BN] __attribute__((aligned(64)));
     for (int c = 0; c < BM * BN; c++) sums[c] = 0.0f;
-    for (int64_t row = 0; row < k; row += PANEL) {
-        const int64_t rows = k - row < PANEL ? k - row : PANEL;
-        stage(&staged, dy + row * m, x + row * n, m, n, rows);
-        int line = 0;
-        for (int o = 0; o < BM; o += ROWS)
-            for (int i = 0; i < BN; i += COLUMNS) {
-                const float *ahead[LINES_A_TILE];
-                int64_t stride[LINES_A_TILE];
-                for (int l = 0; l < LINES_A_TILE; l++, line = (line + 1) % LINES) {
-                    const int in_dy = line < (BM + LINE - 1) / LINE;
-                    stride[l] = in_dy ? m : n;
-                    ahead[l] = in_dy ? dy + (row + PANEL) * m + line * LINE
-                                     : x + (row + PANEL) * n + (line - (BM + LINE - 1) / LINE) * LINE;
-                }
-                tile(sums + o * BN + i, &staged, o, i, rows, ahead, stride);
-            }
+    stage(staged[0], dy, x, m, n, least(k, PANEL));
+    for (int64_t row = 0, turn = 0; row < k; row += PANEL, turn = 1 - turn) {
+        const int64_t after = k - row - PANEL; /* rows behind this panel */
+        const float *next_dy = dy + (row + PANEL) * m, *next_x = x + (row + PANEL) * n;
+        if (after >= PANEL) {
+            tiles(1, sums, staged[turn], PANEL, staged[1 - turn], next_dy, next_x, m, n);
+        } else {
+            tiles(0, sums, staged[turn], least(k - row, PANEL), staged[1 - turn], next_dy, next_x, m, n);
+            stage(staged[1 - turn], next_dy, next_x, m, n, after);
+        }
     }
     for (int o = 0; o < BM; o++)
         for (int i = 0; i < BN; i++) dw[o * n + i] = sums[o * BN + i];

@@ -14,7 +14,7 @@ from kernels.backends.cc import CcBackend
 from kernels.backends.cc_compiler import Compiler, find_compiler
 from kernels.errors import CompileError, NoDeviceError
 
-GEOMETRY = {"BM": 32, "BN": 32, "BK": 8, "TM": 4, "TN": 4}
+GEOMETRY = {"BM": 32, "BN": 32, "BK": 8}
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ sys.exit(subprocess.run([{compiler!r}, *arguments]).returncode)
         ("stream.c", "0.5f * LOAD(q + i)", "0.50001f * LOAD(q + i)"),
         ("contraction.c", "d3 * x3[i]", "d2 * x3[i]"),
         ("blocktile.c", "dy[k * m + o]", "dy[k * m + o / 2 * 2]"),
+        ("blocktile.c", "next[c].from + s * next", "next[c].from + s / 2 * 2 * next"),
         ("fma.c", "step < steps", "step < steps - 1"),
     ],
 )
@@ -71,7 +72,7 @@ def test_a_wrong_kernel_never_passes_its_verification(
     problems: dict[str, tuple[Problem, Kernel]] = {
         "stream.c": (StreamProblem(1001), StreamKernel("triad", 1001, StreamCandidate(32, 4, 4))),
         "contraction.c": (ContractionProblem(8, 512, 64), UntiledKernel(8, 512, 64)),
-        "blocktile.c": (ContractionProblem(64, 64, 64), BlocktileKernel(LEAD, 64, 64, 64)),
+        "blocktile.c": (ContractionProblem(64, 64, 296), BlocktileKernel(LEAD, 64, 64, 296)),
         "fma.c": (FmaProblem(), FmaKernel(100)),
     }
     problem, kernel = problems[source]
