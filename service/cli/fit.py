@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,13 +81,8 @@ def _read(file: Path) -> str:
 
 def _fit_envelope(text: str, file: Path, backend: str | None, margin: float) -> bool:
     parsed = fitting.parse_rows(text.split("\n"))
-    for count, what in (
-        (parsed.legacy, "9-column rows, which can't prove exactness"),
-        (parsed.malformed, "malformed lines"),
-    ):
-        if count:
-            lines = ", ".join(str(number) for number in count[:10]) + (", ..." if len(count) > 10 else "")
-            note(f"warning: {file}: skipped {len(count)} {what} (lines {lines})")
+    _warn_skipped(file, parsed.legacy, "9-column row", "which can't prove exactness")
+    _warn_skipped(file, parsed.malformed, "malformed line")
     fits = fitting.fit_envelope(parsed.rows)
     if backend is not None:
         known = [each.backend for each in fits]
@@ -100,6 +96,14 @@ def _fit_envelope(text: str, file: Path, backend: str | None, margin: float) -> 
     if len(fits) > 1:
         note("warning: several backends: a config file takes one key once, so paste one backend's lines (--backend)")
     return any(each.peak_flops or each.peak_memory_bandwidth for each in fits)
+
+
+def _warn_skipped(file: Path, numbers: Sequence[int], what: str, why: str = "") -> None:
+    if numbers:
+        listed = ", ".join(str(number) for number in numbers[:10]) + (", ..." if len(numbers) > 10 else "")
+        plural = "s" if len(numbers) > 1 else ""
+        reason = f", {why}" if why else ""
+        note(f"warning: {file}: skipped {len(numbers)} {what}{plural}{reason} (line{plural} {listed})")
 
 
 def _points(text: str, sweep: str) -> list[Any]:
