@@ -212,16 +212,16 @@ def plan_fma(kernel: FmaKernel, *, blocks: int) -> Plan:
     Raises
     ------
     ValueError
-        When there are no steps, or so many that a thread's whole sum is no longer exact in float32.
+        When there are no steps, or so many that a chain leaves the range in which float32 counts by one.
 
     Notes
     -----
-    Operations: two an FMA, and the `FMA_CHAINS - 1` additions of the final sum. A chain counts up by one a step from
-    below 48, so a thread's sum stays whole, and under 2^24 exact.
+    A chain counts up by one a step, from less than `FMA_BLOCK + FMA_CHAINS`: whole numbers, exact below 2^24.
     """
-    if not 1 <= kernel.steps <= (1 << 24) // FMA_CHAINS - 48:
-        raise ValueError(f"steps must be from 1 to {(1 << 24) // FMA_CHAINS - 48}, not {kernel.steps}")
-    threads = blocks * FMA_BLOCK
+    most = (1 << 24) - FMA_BLOCK - FMA_CHAINS
+    if not 1 <= kernel.steps <= most:
+        raise ValueError(f"steps must be from 1 to {most}, not {kernel.steps}")
+    chains = blocks * FMA_BLOCK * FMA_CHAINS
     return Plan(
         source="fma",
         macros=(("BLOCK", FMA_BLOCK), ("CHAINS", FMA_CHAINS)),
@@ -230,8 +230,8 @@ def plan_fma(kernel: FmaKernel, *, blocks: int) -> Plan:
         block=(FMA_BLOCK, 1),
         arguments=("out", 1.0, 1.0, kernel.steps),
         label=f"block={FMA_BLOCK},chains={FMA_CHAINS}",
-        flops=threads * (2 * FMA_CHAINS * kernel.steps + FMA_CHAINS - 1),
-        bytes=4 * threads,
+        flops=2 * chains * kernel.steps,
+        bytes=4 * chains,
         facts={"steps": kernel.steps},
     )
 

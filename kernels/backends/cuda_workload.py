@@ -52,7 +52,6 @@ REUSE_BYTES = 1 << 30
 """Least bytes between two uses of an address: 16 times the largest last-level cache of today, see `docs/gpu.md`."""
 MOST_BUFFER_SETS = 8
 _SEED = 20240229
-_FMA_STARTS = 32
 
 
 class _Workload:
@@ -238,7 +237,7 @@ class ContractionWorkload(_Workload):
 
 
 class FmaWorkload(_Workload):
-    """One output cell for each thread that is resident at once."""
+    """One output cell for each chain of the threads that are resident at once."""
 
     def prepare(self, kernel: Kernel) -> CudaKernel:
         """Compile and bind FMA chains on as many blocks as are resident at once; raises CompileError, ValueError."""
@@ -248,17 +247,18 @@ class FmaWorkload(_Workload):
         blocks = self._multiprocessors * function.blocks_per_multiprocessor
         plan = plan_fma(kernel, blocks=blocks)
         if not self._pointers:
-            self._allocate({"out": blocks * FMA_BLOCK})
+            self._allocate({"out": blocks * FMA_BLOCK * FMA_CHAINS})
         return self._bind(plan, lambda bound: self._verify(plan, kernel.steps, bound), function)
 
     def _verify(self, plan: Plan, steps: int, bound: CudaKernel) -> None:
         (pointers,) = self._pointers
-        threads = plan.blocks * plan.threads
-        self._session.poison(pointers["out"], 4 * threads)
+        chains = plan.blocks * FMA_BLOCK * FMA_CHAINS
+        self._session.poison(pointers["out"], 4 * chains)
         bound.run_on(0)
-        starts = np.add.outer(np.arange(threads) % FMA_BLOCK % _FMA_STARTS, np.arange(FMA_CHAINS)).astype(np.float32)
-        expected = fma_reference(starts, steps).sum(axis=1, dtype=np.float64).astype(np.float32)
-        check_equal(plan.entry, plan.label, self._session.download(pointers["out"], threads), expected)
+        starts = np.add.outer(np.arange(FMA_CHAINS), np.tile(np.arange(FMA_BLOCK), plan.blocks)).ravel()
+        check_equal(
+            plan.entry, plan.label, self._session.download(pointers["out"], chains), fma_reference(starts, steps)
+        )
 
 
 def _uniform(random: np.random.Generator, shape: tuple[int, ...]) -> Float32:

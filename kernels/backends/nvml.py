@@ -34,9 +34,12 @@ _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTem
 _FUNCTION_NOT_FOUND = 13  # nvmlReturn_t
 
 
+_HOST_FIELDS = dict.fromkeys(("cpu_steal_ticks", "cpu_total_ticks", "cpu_pressure_some_us"), "a GPU has no such figure")
+
+
 def unknown_conditions(reason: str) -> Conditions:
     """Return conditions of which nothing is known, for one reason."""
-    return Conditions(unknown=dict.fromkeys(CONDITION_FIELDS, reason))
+    return Conditions(unknown={**dict.fromkeys(CONDITION_FIELDS, reason), **_HOST_FIELDS})
 
 
 class Nvml:
@@ -134,7 +137,7 @@ class NvmlDevice:
         """
         library, chip = self._library, self._chip
         known: dict[str, Any] = {}
-        unknown: dict[str, str] = {}
+        unknown = dict(_HOST_FIELDS)
 
         def record(field: str, call: Callable[[], Any]) -> None:
             try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +23,12 @@ from kernels.backends.base import (
 )
 from kernels.backends.cuda import CudaBackend, CudaDevice
 from kernels.backends.cuda_workload import PERIOD
+from kernels.calibration import calibrate
 from kernels.errors import CompileError, MeasureError, NoDeviceError, OutOfMemoryError, VerificationError
 from kernels.parameters import LEAD, WIDE
+from tests.kernels import test_backend_contract as contract
 from tests.kernels.cuda_shim.emulated_cupy import H200, EmulatedCupy, Machine
+from tests.kernels.test_backend_contract import BackendContract
 
 KEY = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 CANDIDATE = StreamCandidate(256, 4, 2)
@@ -75,8 +80,8 @@ def test_facts_are_the_exact_counts_and_the_resident_blocks_by_the_driver() -> N
     # 4 blocks a row of 1024 and 64 rows; 4 multiprocessors hold 2048 / 256 = 8 blocks each.
     assert (untiled.blocks, untiled.threads, untiled.resident_blocks) == (256, 256, 32)
     assert (untiled.flops, untiled.bytes) == (2 * 64 * 1024 * 16, 4 * (16 * (64 + 1024) + 64 * 1024))
-    # 32 blocks of 256 threads, each with 16 chains of 7 FMAs and 15 additions.
-    assert (chains.blocks, chains.flops, chains.bytes) == (32, 32 * 256 * (2 * 16 * 7 + 15), 4 * 32 * 256)
+    # 32 blocks of 256 threads, each with 16 chains of 7 FMAs.
+    assert (chains.blocks, chains.flops, chains.bytes) == (32, 32 * 256 * 16 * 7 * 2, 4 * 32 * 256 * 16)
 
 
 def test_an_extent_the_block_does_not_divide_runs_guarded_and_is_marked_approximate() -> None:
@@ -278,3 +283,40 @@ def test_the_inputs_are_uniform_multiples_of_2_to_the_minus_23() -> None:
     assert -1 <= values.min() < -0.99
     assert 0.99 < values.max() < 1
     assert abs(values.mean()) < 0.01  # standard error 0.0011
+
+
+class TestEmulated(BackendContract):
+    """The contract of every backend, at extents that an emulation runs in seconds."""
+
+    backend = "cuda"
+
+    @pytest.fixture(autouse=True)
+    def _emulated(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        toy = {**H200, "multiProcessorCount": 1, "totalGlobalMem": 256 << 20}
+        cupy = EmulatedCupy(Machine(devices=(toy,), occupancy_limit=256))
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        for name, extent in (("ELEMS", 1 << 14), ("M", 8), ("N", 256), ("K", 72)):
+            monkeypatch.setattr(contract, name, extent)
+        yield
+        assert cupy.machine.memory == {}
+        assert cupy.cuda.runtime.left_open() == 0
+
+
+def test_the_sweeps_run_on_it_and_their_fits_come_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CALIBRATE_LOCK_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "cupy", EmulatedCupy(Machine(devices=({**H200, "multiProcessorCount": 1},))))
+    parameters: dict[str, dict[str, object]] = {
+        "working_set": {"m": 2, "n": 256, "ks": [8, 16], "repeats": 1},
+        "issue": {"m": 32, "n": 32, "ks": [64, 512], "repeats": 1},
+    }
+
+    document = calibrate(KEY, tuple(parameters), parameters, on_event=lambda *_: None, in_process=True)
+
+    phases = [item["reading"]["phase"] for item in document["sweeps"][0]["points"]]
+    assert phases == ["aligned", "aligned", "spread", "spread", "aligned"]  # the last is the repeat
+    first = document["sweeps"][0]["points"][0]["point"]
+    assert (first["working_set"], first["requested"]) == (2 * 4 * 8 * 257, 2 * 4 * 8 * 257)
+    assert first["distinct"] == 4 * (8 * (2 + 256) + 2 * 256)
+    assert {row["row"]["routine"] for row in document["sweeps"][1]["rows"]} == {"issue_contraction", "fma"}
+    assert document["constants"]["model_peak_flops"]["value"] > 0
+    assert document["device"]["simulated"] is False

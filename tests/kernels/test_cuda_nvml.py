@@ -13,6 +13,7 @@ from tests.kernels.cuda_shim.fake_nvml import FakeChip, FakeNvml, NVMLError
 UUID = "00010203-0405-0607-0809-0a0b0c0d0e0f"
 SLICE = "11111111-1111-1111-1111-111111111111"
 PCI = "0000:1b:00.0"
+HOST_FIELDS = {"cpu_steal_ticks", "cpu_total_ticks", "cpu_pressure_some_us"}
 
 
 def find(library: FakeNvml, uuid: str = UUID, *, is_slice: bool = False) -> NvmlDevice:
@@ -30,7 +31,7 @@ def test_every_figure_of_a_whole_gpu_is_read_in_its_unit() -> None:
     assert (state.temperature_c, state.power_w) == (41.0, 120.5)
     assert state.throttle == ("sw_power_cap",)
     assert state.other_processes == 1
-    assert state.unknown == {}
+    assert set(state.unknown) == HOST_FIELDS
     assert find(FakeNvml([chip])).facts() == {
         "max_sm_clock_mhz": 1980,
         "max_memory_clock_mhz": 3201,
@@ -50,7 +51,9 @@ def test_what_is_not_supported_is_unknown_with_its_reason() -> None:
     device = find(FakeNvml([FakeChip(UUID, PCI, supported=False)]))
     state = device.conditions(pid=77)
 
-    assert state.unknown == dict.fromkeys(CONDITION_FIELDS, "NVML: Not Supported")
+    assert {name: state.unknown[name] for name in CONDITION_FIELDS} == dict.fromkeys(
+        CONDITION_FIELDS, "NVML: Not Supported"
+    )
     assert [getattr(state, field) for field in CONDITION_FIELDS] == [None] * 6
     assert set(device.facts().values()) == {None}
 
@@ -65,7 +68,7 @@ def test_a_slice_has_its_own_processes_and_the_clocks_of_its_chip() -> None:
     assert device.key == f"MIG-{SLICE}"
     assert state.sm_clock_mhz == 1500.0
     assert state.other_processes == 0
-    assert state.unknown == {}
+    assert set(state.unknown) == HOST_FIELDS
     assert all(handle.slice is None for handle in library.asked)
 
 
@@ -128,7 +131,8 @@ def test_throttle_bits_are_named_as_nvml_names_them() -> None:
 def test_without_nvml_every_figure_is_unknown_for_that_reason() -> None:
     state = unknown_conditions("pynvml is not installed")
 
-    assert dict(state.unknown) == dict.fromkeys(CONDITION_FIELDS, "pynvml is not installed")
+    assert {state.unknown[name] for name in CONDITION_FIELDS} == {"pynvml is not installed"}
+    assert set(state.unknown) == HOST_FIELDS | set(CONDITION_FIELDS)
 
 
 def test_loading_says_why_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

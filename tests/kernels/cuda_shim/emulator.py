@@ -6,13 +6,14 @@ import atexit
 import ctypes
 import functools
 import hashlib
+import json
 import mmap
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,28 +132,40 @@ class Outcome:
     message: str
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One launch; arguments are array names, ints (64 bits) and floats (32 bits)."""
+
+    entry: str
+    grid: tuple[int, int]
+    block: tuple[int, int]
+    arguments: tuple[str | int | float, ...]
+
+
 def run_isolated(
     library: Path,
-    entry: str,
-    grid: tuple[int, ...],
-    block: tuple[int, ...],
-    arguments: tuple[str | int | float, ...],
+    launches: Sequence[Launch],
     arrays: Mapping[str, Float32 | int],
     folder: Path,
     *,
     backwards: bool = False,
     shift: int = 0,
 ) -> Outcome:
-    """Run one launch in a process of its own, every array against a guard page.
+    """Run launches one after another in a process of its own, every array against a guard page.
 
     `arrays` gives each array's contents, or the number of elements of an output that starts as NaN. `shift` moves every
     array that many bytes off its alignment.
     """
     case: dict[str, Any] = {f"in_{name}": value for name, value in arrays.items()}
     np.savez(folder / "case.npz", **case)
-    words = [*map(str, (library, entry, *(*grid, 1)[:2], *(*block, 1)[:2], int(backwards), shift))]
-    packed = [f"{type(value).__name__}:{value}" for value in arguments]
-    command = [sys.executable, str(HERE / "emulator.py"), str(folder), *words, *packed]
+    order = {
+        "library": str(library),
+        "launches": [asdict(launch) for launch in launches],
+        "backwards": backwards,
+        "shift": shift,
+    }
+    (folder / "order.json").write_text(json.dumps(order))
+    command = [sys.executable, str(HERE / "emulator.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [""]
@@ -161,8 +174,8 @@ def run_isolated(
         return Outcome(dict(saved), 0, "")
 
 
-def _main(folder: Path, library: Path, entry: str, *words: str) -> None:
-    gx, gy, bx, by, backwards, shift = map(int, words[:6])
+def _main(folder: Path) -> None:
+    order = json.loads((folder / "order.json").read_text())
     guarded: dict[str, GuardedArray] = {}
     with np.load(folder / "case.npz") as case:
         for name in case.files:
@@ -170,20 +183,28 @@ def _main(folder: Path, library: Path, entry: str, *words: str) -> None:
             guarded[name.removeprefix("in_")] = held = GuardedArray(int(value) if value.ndim == 0 else value.size)
             if value.ndim:
                 held.array[:] = value.ravel()
-    cells: list[Any] = []
-    for word in words[6:]:
-        kind, _, text = word.partition(":")
-        if kind == "str":
-            cells.append(ctypes.c_void_p(guarded[text].address - shift))
-        else:
-            cells.append(ctypes.c_longlong(int(text)) if kind == "int" else ctypes.c_float(float(text)))
-    pointers = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
-    Module(library).launch(entry, (gx, gy), (bx, by), ctypes.addressof(pointers), backwards=bool(backwards))
+    module = Module(Path(order["library"]))
+    for launch in order["launches"]:
+        cells = [_cell(value, guarded, order["shift"]) for value in launch["arguments"]]
+        pointers = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
+        module.launch(
+            launch["entry"],
+            tuple(launch["grid"]),
+            tuple(launch["block"]),
+            ctypes.addressof(pointers),
+            backwards=order["backwards"],
+        )
     for name, held in guarded.items():
         if not held.intact():
-            raise EmulationError(f"{entry} wrote past the end of {name}")
+            raise EmulationError(f"a kernel wrote past the end of {name}")
     np.savez(folder / "result.npz", **{name: held.array for name, held in guarded.items()})
 
 
+def _cell(value: str | int | float, guarded: Mapping[str, GuardedArray], shift: int) -> Any:
+    if isinstance(value, str):
+        return ctypes.c_void_p(guarded[value].address - shift)
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_longlong(value)
+
+
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    _main(Path(sys.argv[1]))
