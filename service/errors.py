@@ -176,7 +176,7 @@ def _field(item: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
-    _log.error("database unavailable", path=request.url.path, exc_info=error)
+    _log.error("database unavailable", path=request.url.path, reason=str(getattr(error, "orig", error)))
     return render(DatabaseUnavailableError("the database does not answer; try again in a few seconds"))
 
 

@@ -26,7 +26,7 @@ from kernels.parameters import DeviceLimits
 from service import db
 from service.app import create_app
 from service.config import Settings
-from service.models import Calibration, Device, Host
+from service.models import Base, Calibration, Device, Host
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 LIMITS = DeviceLimits(
@@ -128,22 +128,46 @@ def sqlite_database_url(tmp_path: Path, migrated_sqlite: Path) -> str:
     return f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path / 'service.sqlite3')}"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A migrated database, each kind in turn."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{shutil.copy(request.getfixturevalue('migrated_sqlite'), tmp_path / 'each.sqlite3')}"
-        return
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    name = f"test_{uuid.uuid4().hex}"
-    server.execute(f"CREATE DATABASE {name} TEMPLATE {request.getfixturevalue('migrated_postgres')}")
-    yield server.url(name)
-    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+@pytest.fixture(scope="session")
+def shared_postgres_url(postgres_server: PostgresServer, migrated_postgres: str) -> str:
+    postgres_server.execute(f"CREATE DATABASE shared TEMPLATE {migrated_postgres}")
+    return postgres_server.url("shared")
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[db.Database]:
-    found = db.Database(database_url)
+def emptied_postgres_url(shared_postgres_url: str) -> Iterator[str]:
+    """One migrated PostgreSQL database for all tests, emptied after each: a database of its own takes a second."""
+    url = shared_postgres_url
+    yield url
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY CASCADE")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database without rows, each kind in turn."""
+    name = "each_sqlite_url" if request.param == "sqlite" else "emptied_postgres_url"
+    return str(request.getfixturevalue(name))
+
+
+@pytest.fixture
+def each_sqlite_url(tmp_path: Path, migrated_sqlite: Path) -> str:
+    return f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path / 'each.sqlite3')}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def own_database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database whose tables the test may change, each kind in turn."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("each_sqlite_url"))
+    url = str(request.getfixturevalue("postgres_url"))
+    db.upgrade(url)
+    return url
+
+
+@pytest.fixture
+def database(own_database_url: str) -> Iterator[db.Database]:
+    found = db.Database(own_database_url)
     yield found
     found.dispose()
 

@@ -61,11 +61,11 @@ def test_a_downgrade_leaves_no_table_but_the_version(database: Database) -> None
         assert inspect(connection).get_table_names() == ["calibration_alembic_version"]
 
 
-def test_a_database_of_a_newer_version_is_refused_in_words(database: Database, database_url: str) -> None:
+def test_a_database_of_a_newer_version_is_refused_in_words(database: Database, own_database_url: str) -> None:
     with database.write() as session:
         session.execute(text("UPDATE calibration_alembic_version SET version_num = '9999'"))
     with pytest.raises(MigrationError, match="9999, which this version does not know"):
-        db.upgrade(database_url)
+        db.upgrade(own_database_url)
 
 
 def test_every_table_is_migrated(database: Database) -> None:

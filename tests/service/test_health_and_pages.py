@@ -17,7 +17,8 @@ def test_a_migrated_service_is_ready_and_says_how_its_workers_are(service: Any) 
     assert body["workers"]["host-1"].startswith("offline, last sign of life ")
 
 
-def test_a_database_of_another_revision_is_not_ready(service: Any) -> None:
+def test_a_database_of_another_revision_is_not_ready(make_service: Any, own_database_url: str) -> None:
+    service = make_service(own_database_url)
     with service.database.write() as session:
         session.execute(text("UPDATE calibration_alembic_version SET version_num = '0000'"))
     answer = service.client.get("/readyz")

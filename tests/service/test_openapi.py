@@ -96,7 +96,7 @@ def test_the_service_keeps_to_its_document(guarded_schema: Any) -> None:
 
 
 def _try(operation: Any, mode: GenerationMode) -> None:
-    @settings(max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def holds(case: schemathesis.Case) -> None:
         # a rule past what a schema can say (a cursor is one we gave out, extents tile) may refuse data it allows
