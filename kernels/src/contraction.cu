@@ -1,4 +1,4 @@
-// Untiled contraction dw[o,i] = sum_k dy[k,o] x[k,i]: one thread an output cell, dy (k, m), x (k, n), dw (m, n) by rows.
+// Untiled contraction dw[o,i] = sum_k dy[k,o] x[k,i]: one thread an output cell; dy (k, m), x (k, n), dw (m, n).
 //
 // BLOCK_X, BLOCK_Y  cells of a block along i and o; they divide n and m exactly
 // SPREAD            0 (aligned): every block starts at k = 0; 1 (spread): each block starts at its own k and wraps
@@ -10,7 +10,8 @@
 #define UNROLL 8
 
 static __device__ __forceinline__ float
-partial_sum(const float *__restrict__ dy, const float *__restrict__ x, Extent m, Extent n, Extent begin, Extent end, float sum)
+partial_sum(const float *__restrict__ dy, const float *__restrict__ x, Extent m, Extent n, Extent begin, Extent end,
+            float sum)
 {
 #pragma unroll UNROLL
     for (Extent step = begin; step < end; ++step)
@@ -18,6 +19,7 @@ partial_sum(const float *__restrict__ dy, const float *__restrict__ x, Extent m,
     return sum;
 }
 
+#if SPREAD
 // A two-dimensional Weyl sequence (Roberts' R2: the fractions 0.7549 and 0.5698 in units of 2^-32) scatters the starts
 // of all blocks, and of those of one panel of x or dy, evenly over the reduction. UNROLL divides the start.
 static __device__ __forceinline__ Extent spread_start(Extent k)
@@ -25,9 +27,11 @@ static __device__ __forceinline__ Extent spread_start(Extent k)
     const unsigned turn = blockIdx.x * 3242174889u + blockIdx.y * 2447445414u;
     return (Extent)(((unsigned long long)turn * (unsigned long long)(k / UNROLL)) >> 32) * UNROLL;
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
-contraction(const float *__restrict__ dy, const float *__restrict__ x, float *__restrict__ dw, Extent m, Extent n, Extent k)
+contraction(const float *__restrict__ dy, const float *__restrict__ x, float *__restrict__ dw, Extent m, Extent n,
+            Extent k)
 {
     const Extent i = (Extent)blockIdx.x * BLOCK_X + threadIdx.x;
     const Extent o = (Extent)blockIdx.y * BLOCK_Y + threadIdx.y;

@@ -1,5 +1,5 @@
-// Runs CUDA C kernels on the host, for tests: the threads of a block are fibers that take turns between barriers, blocks
-// run one after another. Included before a kernel's unchanged source, compiled as C++20.
+// Runs CUDA C kernels on the host, for tests: the threads of a block are fibers that take turns between barriers, and
+// blocks run one after another. Included before a kernel's unchanged source, compiled as C++20.
 //
 // It proves indexing, barriers, bounds, alignment and arithmetic. It can't show races between blocks, the memory model,
 // nor anything about speed.
