@@ -12,6 +12,7 @@
 #define PANEL_BYTES 16384 /* two of them fill the smallest L1 in use */
 #define PANEL_GROUPS (PANEL_BYTES / 4 / WIDTH / BK)
 #define PANEL (BK * (PANEL_GROUPS < 1 ? 1 : PANEL_GROUPS))
+#define LOCALITY (PANEL < 64 ? 3 : 2) /* rows a power of two apart share a few sets: L1 holds a few of them, L2 more */
 
 /* Two FMA units of latency 4 or 5 need 10 sums in flight: 8 x 2 vectors, or 6 x 2 where there are only 16 registers.
  * The last tiles of a column have GRAIN rows less where ROWS does not divide BM. */
@@ -58,7 +59,7 @@ __attribute__((always_inline)) static inline void tile(const int height, const i
                 _Pragma("GCC unroll 4") for (int c = 0; c < COPIES_A_TILE; c++) {
                     const float *from = next[c].from + s * next[c].stride;
                     *(vector *)(next[c].to + s * WIDTH) = *(const vector *)from;
-                    __builtin_prefetch(from + PANEL * next[c].stride, 0, 2);
+                    __builtin_prefetch(from + PANEL * next[c].stride, 0, LOCALITY);
                 }
             }
             _Pragma("GCC unroll 16") for (int r = 0; r < height; r++)
