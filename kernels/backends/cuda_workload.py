@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -138,19 +139,27 @@ class StreamWorkload(_Workload):
             for name in ("a", "b", "c")
         }
         self._expected: dict[StreamName, Float32] = {}
-        wanted = min(MOST_BUFFER_SETS, max(1, math.ceil(REUSE_BYTES / (2 * 4 * problem.elems))))
-        self._allocate(dict.fromkeys(self._tiles, problem.elems))
-        self._device_tiles = {name: session.allocate(tile.nbytes) for name, tile in self._tiles.items()}
+        self._device_tiles: dict[str, int] = {}
         try:
-            for _ in range(wanted - 1):
-                self._allocate(dict.fromkeys(self._tiles, problem.elems))
+            self._allocate_sets()
         except OutOfMemoryError:
-            pass  # fewer sets, which the launch facts tell
+            self.close()
+            raise
         for name, tile in self._tiles.items():
             session.upload(self._device_tiles[name], tile)
         for pointers in self._pointers:
             self._fill(pointers)
         session.synchronize()
+
+    def _allocate_sets(self) -> None:
+        sizes = dict.fromkeys(self._tiles, self._elems)
+        self._allocate(sizes)
+        for name, tile in self._tiles.items():
+            self._device_tiles[name] = self._session.allocate(tile.nbytes)
+        wanted = min(MOST_BUFFER_SETS, math.ceil(REUSE_BYTES / (2 * 4 * self._elems)))
+        with contextlib.suppress(OutOfMemoryError):  # fewer sets then, which the launch facts tell
+            for _ in range(wanted - 1):
+                self._allocate(sizes)
 
     def prepare(self, kernel: Kernel) -> CudaKernel:
         """Compile and bind a STREAM kernel of this extent; raises CompileError, ValueError."""

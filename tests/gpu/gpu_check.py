@@ -23,8 +23,9 @@ from kernels.backends import registry
 from kernels.backends.base import OpenDevice
 from kernels.calibration import calibrate, device_to_json, versions
 from kernels.device import DeviceDescription
-from kernels.errors import MeasureError
+from kernels.errors import MeasureError, PointTimeoutError
 from kernels.events import Event, Progress
+from kernels.lock import device_lock
 from tests.gpu import gpu_steps
 from tests.gpu.gpu_report import compare, constants_of, lines, predict, render, table_to_json
 
@@ -118,10 +119,15 @@ class Check:
 
     def _on_device(self, name: str, measure: Callable[[OpenDevice], dict[str, Any]]) -> None:
         def opened() -> dict[str, Any]:
-            with registry.open_device(self._key) as device:
+            with device_lock(self._key, wait=self._wait), registry.open_device(self._key) as device:
                 return measure(device)
 
         self.step(name, opened)
+
+    def _wait(self) -> None:
+        if time.monotonic() - self._began > self._budget_s:
+            raise PointTimeoutError("another process on this host held the device all the time; wait for it or end it")
+        time.sleep(0.25)
 
     def _calibrate(self, parameters: dict[str, dict[str, Any]] | None) -> dict[str, Any]:
         last = time.monotonic()

@@ -268,7 +268,10 @@ def test_the_steps_that_only_cuda_has_run_on_an_emulated_device(monkeypatch: pyt
     for name, value in small.items():
         monkeypatch.setattr(gpu_steps, name, value)
 
-    with gpu_check.registry.open_device("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f") as device:
+    found = gpu_check.choose(None)
+    assert not isinstance(found, str)
+
+    with gpu_check.registry.open_device(found.key) as device:
         compiled = gpu_steps.compile_all(device)
         copied = gpu_steps.device_copy(device)
         contents = gpu_steps.stream_contents(device)

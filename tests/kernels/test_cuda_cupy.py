@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kernels.backends.cuda_discovery import NO_DRIVER
+from kernels.backends.cuda_driver import load_driver
 from tests.kernels.cuda_shim.emulated_cupy import EmulatedCupy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,8 +53,10 @@ def discover(**settings: str) -> str:
     return str(reason)
 
 
-def test_no_driver() -> None:
-    assert discover().startswith("no NVIDIA driver: libcuda.so.1 was not found")
+def test_no_driver_or_one_whose_devices_are_hidden() -> None:
+    hidden = "the NVIDIA driver works but shows no device; CUDA_VISIBLE_DEVICES is '' and may hide them"
+
+    assert discover(CUDA_VISIBLE_DEVICES="") == (NO_DRIVER if load_driver() is None else hidden)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,15 @@ def test_what_does_not_fit_says_how_much_there_is_and_leaves_nothing_allocated()
         assert machine.memory == {}
 
 
+def test_a_set_that_fits_without_room_for_its_periods_is_given_back() -> None:
+    machine = Machine(devices=({**H200, "totalGlobalMem": 25 << 20},))
+    elems = 1 << 21  # 24 MiB a set, and as much again for the periods it is filled from
+    with emulated(machine) as device:
+        with pytest.raises(OutOfMemoryError), device.open_workload(StreamProblem(elems)):
+            pass
+        assert machine.memory == {}
+
+
 def test_buffer_sets_are_fewer_where_memory_is_short() -> None:
     elems = 1 << 21  # 8 MiB an array: a set is 24 MiB and the periods 24 MiB, of 64 MiB
     with emulated() as device, device.open_workload(StreamProblem(elems)) as stream:
@@ -309,8 +318,9 @@ def test_the_sweeps_run_on_it_and_their_fits_come_out(monkeypatch: pytest.Monkey
         "working_set": {"m": 2, "n": 256, "ks": [8, 16], "repeats": 1},
         "issue": {"m": 32, "n": 32, "ks": [64, 512], "repeats": 1},
     }
+    (found,) = CudaBackend().discover().devices
 
-    document = calibrate(KEY, tuple(parameters), parameters, on_event=lambda *_: None, in_process=True)
+    document = calibrate(found.key, tuple(parameters), parameters, on_event=lambda *_: None, in_process=True)
 
     phases = [item["reading"]["phase"] for item in document["sweeps"][0]["points"]]
     assert phases == ["aligned", "aligned", "spread", "spread", "aligned"]  # the last is the repeat

@@ -162,6 +162,35 @@ def test_the_untiled_contraction_reads_x_past_the_first_level_cache(
         assert loads == {"LDG.E.STRONG.GPU": 9, "LDG.E.CONSTANT": 9}
 
 
+def resident_blocks(threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks an H200's multiprocessor holds: docs/gpu.md, "Occupancy of an H200 by hand"."""
+    warps = threads // 32
+    warp_registers = -(-registers * 32 // 256) * 256
+    by_registers = 4 * (16384 // warp_registers) // warps
+    by_shared = (228 << 10) // (shared_bytes + 1024)
+    return min(by_registers, by_shared, 64 // warps, 32)
+
+
+def test_the_occupancy_of_an_h200_is_as_worked_out_by_hand(
+    matrix: Mapping[tuple[str, str, int], tuple[Plan, Compiled]],
+) -> None:
+    expected = {
+        ("blocktile", "geometry=32x32x8/4x4"): 18,
+        ("blocktile", "geometry=64x64x8/4x4"): 4,
+        ("blocktile", "geometry=128x64x8/8x4"): 3,
+        ("blocktile", "geometry=128x128x8/8x8"): 2,
+        ("contraction", "block=256x1,phase=aligned"): 8,
+        ("contraction", "block=256x1,phase=spread"): 8,
+        ("stream", "block=256,vec=4,ept=4"): 8,
+        ("fma", "block=256,chains=16"): 8,
+    }
+
+    for (source, label), blocks in expected.items():
+        plan, compiled = matrix[source, label, 90]
+        shared = max(each.shared_bytes for each in compiled.kernels.values())
+        assert resident_blocks(plan.threads, compiled.registers, shared) == blocks, label
+
+
 def test_a_kernel_that_spills_is_found() -> None:
     plan = plan_blocktile(BlocktileKernel(Geometry(128, 128, 8, 8, 8), 128, 128, 8))
     text = plan.text.replace("__launch_bounds__(THREADS)", "__launch_bounds__(THREADS, 4)")
