@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.backends.base import Conditions, ContractionProblem, FmaProblem, Problem, StreamCandidate, StreamProblem
+from kernels.backends.cuda_context import Context
 from kernels.backends.cuda_discovery import NO_DRIVER, Found, UnusableError, backend_name, search
 from kernels.backends.cuda_driver import Driver, load_driver
-from kernels.backends.cuda_session import Session
 from kernels.backends.cuda_source import OPTIONS, STREAM_CANDIDATES
 from kernels.backends.cuda_workload import Contents, ContractionWorkload, FmaWorkload, StreamWorkload
 from kernels.backends.nvml import Nvml, load_nvml, unknown_conditions
@@ -92,8 +92,8 @@ class CudaBackend:
             if match is None:
                 there = [each.description.key for each in found] + [item.reason for item in unusable]
                 raise NoDeviceError(f"no GPU {key!r} on this host; there is: {'; '.join(there) or 'none'}")
-            with closing(Session(self._load(), match.ordinal)) as session:
-                yield CudaDevice(session, match, no_nvml)
+            with closing(Context(self._load(), match.ordinal)) as context:
+                yield CudaDevice(context, match, no_nvml)
         finally:
             if nvml is not None:
                 nvml.close()
@@ -120,13 +120,13 @@ class CudaBackend:
 class CudaDevice:
     """See `kernels.backends.base.OpenDevice`."""
 
-    def __init__(self, session: Session, found: Found, no_nvml: str) -> None:
+    def __init__(self, context: Context, found: Found, no_nvml: str) -> None:
         """Take the device's size from the live context."""
-        free, total = session.memory()
+        free, total = context.memory()
         limits = replace(found.description.limits, memory_bytes=free)
         facts = {**found.description.facts, "memory_bytes": total, "memory_free_bytes": free}
         self._description = replace(found.description, limits=limits, facts=facts)
-        self._session = session
+        self._context = context
         self._nvml = found.nvml
         self._no_nvml = no_nvml or "NVML does not know this device"
 
@@ -136,9 +136,9 @@ class CudaDevice:
         return self._description
 
     @property
-    def session(self) -> Session:
+    def context(self) -> Context:
         """The context, for measurements beyond the sweeps."""
-        return self._session
+        return self._context
 
     def stream_candidates(self, elems: int) -> Sequence[StreamCandidate]:
         """Return every candidate; those that do not divide `elems` run guarded and give approximate rows."""
@@ -175,11 +175,11 @@ class CudaDevice:
         size = self._description.limits.multiprocessors
         match problem:
             case StreamProblem():
-                return StreamWorkload(self._session, size, problem, contents)
+                return StreamWorkload(self._context, size, problem, contents)
             case ContractionProblem():
-                return ContractionWorkload(self._session, size, problem)
+                return ContractionWorkload(self._context, size, problem)
             case FmaProblem():
-                return FmaWorkload(self._session, size)
+                return FmaWorkload(self._context, size)
 
     def conditions(self) -> Conditions:
         """Return clocks, throttling, heat, power and neighbours, now."""
@@ -187,7 +187,7 @@ class CudaDevice:
 
     def launch_latency_ms(self) -> float:
         """Return the best synced wall time of an empty kernel, in milliseconds."""
-        return self._session.launch_latency_ms()
+        return self._context.launch_latency_ms()
 
     def provenance(self) -> Mapping[str, Any]:
         """Return versions and compiler options."""

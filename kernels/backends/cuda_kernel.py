@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kernels.backends.base import LaunchFacts, Sample
-from kernels.backends.cuda_session import Arguments, Function, Session
+from kernels.backends.cuda_context import Arguments, Context, Function
 from kernels.backends.cuda_source import Plan
 
 _SHORT_MS = 0.1
@@ -23,7 +23,7 @@ class CudaKernel:
 
     Parameters
     ----------
-    session
+    context
         The context.
     function, plan
         What to launch.
@@ -37,7 +37,7 @@ class CudaKernel:
 
     def __init__(
         self,
-        session: Session,
+        context: Context,
         function: Function,
         plan: Plan,
         arguments: Sequence[Arguments],
@@ -46,7 +46,7 @@ class CudaKernel:
         check: Callable[[CudaKernel], None],
     ) -> None:
         """Bind; nothing runs yet."""
-        self._session = session
+        self._context = context
         self._function = function
         self._plan = plan
         self._arguments = arguments
@@ -85,8 +85,8 @@ class CudaKernel:
 
     def run_on(self, index: int) -> None:
         """Run once on one set of arrays, and wait."""
-        self._session.launch(self._function, self._plan, self._arguments[index])
-        self._session.synchronize()
+        self._context.launch(self._function, self._plan, self._arguments[index])
+        self._context.synchronize()
 
     def sample(self) -> Sample:
         """Run synced: the wall time of one launch on an idle device, and the device's time of one.
@@ -96,26 +96,26 @@ class CudaKernel:
         A time stamp on an idle stream is taken at once, so the launch's own delay would count as device time. A long
         kernel hides that; for a short one the device time comes from a launch queued behind another.
         """
-        session = self._session
+        context = self._context
         if self._last_ms >= _LONG_MS:
-            session.record(session.start)
+            context.record(context.start)
             began = time.perf_counter()
             self._launch()
-            session.record(session.end)
-            session.synchronize()
+            context.record(context.end)
+            context.synchronize()
             wall_ms = (time.perf_counter() - began) * 1e3
         else:
             began = time.perf_counter()
             self._launch()
-            session.synchronize()
+            context.synchronize()
             wall_ms = (time.perf_counter() - began) * 1e3
             self._launch()
-            session.record(session.start)
+            context.record(context.start)
             self._launch()
-            session.record(session.end)
-            session.synchronize()
+            context.record(context.end)
+            context.synchronize()
         self._last_ms = wall_ms
-        return Sample(wall_ms=wall_ms, device_ms=session.elapsed_ms())
+        return Sample(wall_ms=wall_ms, device_ms=context.elapsed_ms())
 
     def sample_queued(self, batch: int) -> Sample:
         """Run `batch` launches back to back behind launches that are not timed; times are per launch.
@@ -127,13 +127,13 @@ class CudaKernel:
         """
         if batch < 1:
             raise ValueError(f"a batch has at least one launch, not {batch}")
-        session = self._session
+        context = self._context
         if self._last_ms == float("inf"):
             self.sample()
         short = self._last_ms < _SHORT_MS
-        if short and not session.is_hip:
+        if short and not context.is_hip:
             executable = self._captured(batch)
-            replay = functools.partial(session.call, session.runtime.graphLaunch, executable, session.stream)
+            replay = functools.partial(context.call, context.runtime.graphLaunch, executable, context.stream)
         else:
             replay = functools.partial(self._launches, batch)
         fillers = min(_MOST_FILLERS, math.ceil(_SHORT_MS / (self._last_ms * batch))) if short else 0
@@ -142,13 +142,13 @@ class CudaKernel:
             replay()
         if not fillers:
             self._launches(1)
-        session.record(session.start)
+        context.record(context.start)
         replay()
-        session.record(session.end)
-        session.synchronize()
+        context.record(context.end)
+        context.synchronize()
         launched = batch * (fillers + 1) if fillers else batch + 1
         wall_ms = (time.perf_counter() - began) * 1e3 / launched
-        self._last_ms = session.elapsed_ms() / batch
+        self._last_ms = context.elapsed_ms() / batch
         return Sample(wall_ms=wall_ms, device_ms=self._last_ms)
 
     def _launches(self, count: int) -> None:
@@ -159,23 +159,23 @@ class CudaKernel:
         """The graph of `batch` launches, made once and kept until another size is asked for."""
         if self._graph is not None and self._graph[0] == batch:
             return self._graph[1]
-        session, runtime = self._session, self._session.runtime
+        context, runtime = self._context, self._context.runtime
         self.close()
-        session.call(runtime.streamBeginCapture, session.stream)
+        context.call(runtime.streamBeginCapture, context.stream)
         self._launches(batch)
-        graph = session.call(runtime.streamEndCapture, session.stream)
-        executable = int(session.call(runtime.graphInstantiate, graph))
-        session.call(runtime.graphDestroy, graph)
-        session.call(runtime.graphUpload, executable, session.stream)
+        graph = context.call(runtime.streamEndCapture, context.stream)
+        executable = int(context.call(runtime.graphInstantiate, graph))
+        context.call(runtime.graphDestroy, graph)
+        context.call(runtime.graphUpload, executable, context.stream)
         self._graph = batch, executable
         return executable
 
     def close(self) -> None:
         """Give the graph back."""
         if self._graph is not None:
-            self._session.release(self._session.runtime.graphExecDestroy, self._graph[1])
+            self._context.release(self._context.runtime.graphExecDestroy, self._graph[1])
             self._graph = None
 
     def _launch(self) -> None:
-        self._session.launch(self._function, self._plan, self._arguments[self._turn])
+        self._context.launch(self._function, self._plan, self._arguments[self._turn])
         self._turn = (self._turn + 1) % len(self._arguments)

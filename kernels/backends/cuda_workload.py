@@ -20,8 +20,8 @@ from kernels.backends.base import (
     StreamProblem,
     UntiledKernel,
 )
+from kernels.backends.cuda_context import Arguments, Context, Function
 from kernels.backends.cuda_kernel import CudaKernel
-from kernels.backends.cuda_session import Arguments, Function, Session
 from kernels.backends.cuda_source import (
     FMA_BLOCK,
     FMA_CHAINS,
@@ -58,17 +58,17 @@ _SEED = 20240229
 class _Workload:
     """What the three share: pointers by name, compiled kernels, and an end that frees both."""
 
-    def __init__(self, session: Session, multiprocessors: int) -> None:
-        self._session = session
+    def __init__(self, context: Context, multiprocessors: int) -> None:
+        self._context = context
         self._multiprocessors = multiprocessors
         self._pointers: list[dict[str, int]] = []
         self._kernels: list[CudaKernel] = []
 
     def _bind(self, plan: Plan, check: Callable[[CudaKernel], None], function: Function | None = None) -> CudaKernel:
-        session = self._session
+        context = self._context
         kernel = CudaKernel(
-            session,
-            function or session.function(plan),
+            context,
+            function or context.function(plan),
             plan,
             [Arguments(plan.arguments, pointers) for pointers in self._pointers],
             multiprocessors=self._multiprocessors,
@@ -82,7 +82,7 @@ class _Workload:
         pointers: dict[str, int] = {}
         try:
             for name, count in sizes.items():
-                pointers[name] = self._session.allocate(4 * count)
+                pointers[name] = self._context.allocate(4 * count)
         except OutOfMemoryError:
             self._free(pointers)
             raise
@@ -91,7 +91,7 @@ class _Workload:
 
     def _free(self, pointers: Mapping[str, int]) -> None:
         for pointer in pointers.values():
-            self._session.free(pointer)
+            self._context.free(pointer)
 
     def close(self) -> None:
         """Free graphs and arrays."""
@@ -107,7 +107,7 @@ class StreamWorkload(_Workload):
 
     Parameters
     ----------
-    session, multiprocessors
+    context, multiprocessors
         The context and its size.
     problem
         The extent.
@@ -127,10 +127,10 @@ class StreamWorkload(_Workload):
     """
 
     def __init__(
-        self, session: Session, multiprocessors: int, problem: StreamProblem, contents: Contents = "random"
+        self, context: Context, multiprocessors: int, problem: StreamProblem, contents: Contents = "random"
     ) -> None:
         """Allocate and fill."""
-        super().__init__(session, multiprocessors)
+        super().__init__(context, multiprocessors)
         self._elems = problem.elems
         count = min(PERIOD, problem.elems)
         random = np.random.default_rng(_SEED)
@@ -146,16 +146,16 @@ class StreamWorkload(_Workload):
             self.close()
             raise
         for name, tile in self._tiles.items():
-            session.upload(self._device_tiles[name], tile)
+            context.upload(self._device_tiles[name], tile)
         for pointers in self._pointers:
             self._fill(pointers)
-        session.synchronize()
+        context.synchronize()
 
     def _allocate_sets(self) -> None:
         sizes = dict.fromkeys(self._tiles, self._elems)
         self._allocate(sizes)
         for name, tile in self._tiles.items():
-            self._device_tiles[name] = self._session.allocate(tile.nbytes)
+            self._device_tiles[name] = self._context.allocate(tile.nbytes)
         wanted = min(MOST_BUFFER_SETS, math.ceil(REUSE_BYTES / (2 * 4 * self._elems)))
         with contextlib.suppress(OutOfMemoryError):  # fewer sets then, which the launch facts tell
             for _ in range(wanted - 1):
@@ -171,7 +171,7 @@ class StreamWorkload(_Workload):
         for name, tile in self._tiles.items():
             for start in range(0, self._elems, tile.size):
                 count = 4 * min(tile.size, self._elems - start)
-                self._session.copy(pointers[name] + 4 * start, self._device_tiles[name], count)
+                self._context.copy(pointers[name] + 4 * start, self._device_tiles[name], count)
 
     def _verify(self, kernel: StreamKernel, bound: CudaKernel) -> None:
         """Compare a period at a time with the reference of one period, to the bit.
@@ -185,18 +185,18 @@ class StreamWorkload(_Workload):
         expected = self._expected[kernel.name]
         for index, pointers in enumerate(self._pointers):
             self._fill(pointers)
-            self._session.poison(pointers[output], 4 * self._elems)
+            self._context.poison(pointers[output], 4 * self._elems)
             bound.run_on(index)
             for start in range(0, self._elems, PERIOD):
                 count = min(PERIOD, self._elems - start)
-                got = self._session.download(pointers[output] + 4 * start, count)
+                got = self._context.download(pointers[output] + 4 * start, count)
                 if not np.array_equal(got.view(np.uint32), expected[:count].view(np.uint32)):
                     check_stream(kernel, self._reader(pointers))
-        self._session.synchronize()
+        self._context.synchronize()
 
     def _reader(self, pointers: Mapping[str, int]) -> Callable[[str, int, int], Float32]:
         def read(array: str, start: int, stop: int) -> Float32:
-            return self._session.download(pointers[array] + 4 * start, stop - start).copy()
+            return self._context.download(pointers[array] + 4 * start, stop - start).copy()
 
         return read
 
@@ -210,16 +210,16 @@ class StreamWorkload(_Workload):
 class ContractionWorkload(_Workload):
     """`dy` (k, m), `x` (k, n) and `dw` (m, n); raises OutOfMemoryError when they do not fit."""
 
-    def __init__(self, session: Session, multiprocessors: int, problem: ContractionProblem) -> None:
+    def __init__(self, context: Context, multiprocessors: int, problem: ContractionProblem) -> None:
         """Allocate and fill; the operands stay on the host too, for the reference."""
-        super().__init__(session, multiprocessors)
+        super().__init__(context, multiprocessors)
         self._problem = problem
         m, n, k = problem.m, problem.n, problem.k
         pointers = self._allocate({"dy": k * m, "x": k * n, "dw": m * n})
         random = np.random.default_rng(_SEED)
         operands = {"dy": _uniform(random, (k, m)), "x": _uniform(random, (k, n))}
         for name, operand in operands.items():
-            session.upload(pointers[name], operand)
+            context.upload(pointers[name], operand)
         self._reference = ContractionReference(lambda name, start, stop: operands[name][start:stop], m=m, n=n)
 
     def prepare(self, kernel: Kernel) -> CudaKernel:
@@ -239,9 +239,9 @@ class ContractionWorkload(_Workload):
     def _verify(self, plan: Plan, k: int, bound: CudaKernel) -> None:
         m, n = self._problem.m, self._problem.n
         (pointers,) = self._pointers
-        self._session.poison(pointers["dw"], 4 * m * n)
+        self._context.poison(pointers["dw"], 4 * m * n)
         bound.run_on(0)
-        got = self._session.download(pointers["dw"], m * n).reshape(m, n)
+        got = self._context.download(pointers["dw"], m * n).reshape(m, n)
         check_contraction(plan.entry, plan.label, got, self._reference.at(k), k=k)
 
 
@@ -252,7 +252,7 @@ class FmaWorkload(_Workload):
         """Compile and bind FMA chains on as many blocks as are resident at once; raises CompileError, ValueError."""
         if not isinstance(kernel, FmaKernel):
             raise ValueError(f"{kernel} is no FMA kernel")
-        function = self._session.function(plan_fma(kernel, blocks=1))
+        function = self._context.function(plan_fma(kernel, blocks=1))
         blocks = self._multiprocessors * function.blocks_per_multiprocessor
         plan = plan_fma(kernel, blocks=blocks)
         if not self._pointers:
@@ -262,11 +262,11 @@ class FmaWorkload(_Workload):
     def _verify(self, plan: Plan, steps: int, bound: CudaKernel) -> None:
         (pointers,) = self._pointers
         chains = plan.blocks * FMA_BLOCK * FMA_CHAINS
-        self._session.poison(pointers["out"], 4 * chains)
+        self._context.poison(pointers["out"], 4 * chains)
         bound.run_on(0)
         starts = np.add.outer(np.arange(FMA_CHAINS), np.tile(np.arange(FMA_BLOCK), plan.blocks)).ravel()
         check_equal(
-            plan.entry, plan.label, self._session.download(pointers["out"], chains), fma_reference(starts, steps)
+            plan.entry, plan.label, self._context.download(pointers["out"], chains), fma_reference(starts, steps)
         )
 
 

@@ -69,11 +69,11 @@ def surroundings(device: OpenDevice) -> dict[str, Any]:
 
 def compile_all(device: OpenDevice) -> dict[str, Any]:
     """Compile every source, variant and geometry for this card; the driver tells what each takes."""
-    session = cuda_only(device).session
+    context = cuda_only(device).context
     kernels = []
     for plan in every_plan():
         began = time.perf_counter()
-        function = session.function(plan)
+        function = context.function(plan)
         kernels.append(
             {
                 "source": plan.source,
@@ -156,21 +156,21 @@ def stream_contents(device: OpenDevice) -> dict[str, Any]:
 def device_copy(device: OpenDevice) -> dict[str, Any]:
     """Time the driver's own device-to-device copy and our copy kernel in turn, the same bytes counted."""
     cuda = cuda_only(device)
-    session, elems = cuda.session, COPY_BYTES // 4
+    context, elems = cuda.context, COPY_BYTES // 4
     driver_best = kernel_best = 0.0
     with cuda.open_workload(StreamProblem(elems)) as workload:
         prepared = [workload.prepare(StreamKernel("copy", elems, each)) for each in cuda.stream_candidates(elems)]
         kernel = min(prepared, key=_device_ms)
         kernel.verify()
-        source, target = session.allocate(COPY_BYTES), session.allocate(COPY_BYTES)
+        source, target = context.allocate(COPY_BYTES), context.allocate(COPY_BYTES)
         try:
-            session.poison(source, COPY_BYTES)
+            context.poison(source, COPY_BYTES)
             for _ in range(ROUNDS):
                 driver_best = max(driver_best, 2 * COPY_BYTES / (_copy_ms(cuda, target, source) / 1e3))
                 kernel_best = max(kernel_best, _rate(kernel, device)["bytes_per_s"])
         finally:
-            session.free(source)
-            session.free(target)
+            context.free(source)
+            context.free(target)
     return {
         "bytes": COPY_BYTES,
         "driver_bytes_per_s": driver_best,
@@ -180,14 +180,14 @@ def device_copy(device: OpenDevice) -> dict[str, Any]:
 
 
 def _copy_ms(cuda: CudaDevice, target: int, source: int, copies: int = 8) -> float:
-    session = cuda.session
-    session.copy(target, source, COPY_BYTES)
-    session.record(session.start)
+    context = cuda.context
+    context.copy(target, source, COPY_BYTES)
+    context.record(context.start)
     for _ in range(copies):
-        session.copy(target, source, COPY_BYTES)
-    session.record(session.end)
-    session.synchronize()
-    return session.elapsed_ms() / copies
+        context.copy(target, source, COPY_BYTES)
+    context.record(context.end)
+    context.synchronize()
+    return context.elapsed_ms() / copies
 
 
 def cublas(device: OpenDevice) -> dict[str, Any]:

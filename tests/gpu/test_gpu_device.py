@@ -35,7 +35,7 @@ def device() -> Iterator[CudaDevice]:
 
 
 def test_no_kernel_spills_on_this_card(device: CudaDevice) -> None:
-    functions = {(plan.entry, plan.label): device.session.function(plan) for plan in every_plan()}
+    functions = {(plan.entry, plan.label): device.context.function(plan) for plan in every_plan()}
 
     assert {name: each.local_bytes for name, each in functions.items() if each.local_bytes} == {}
     assert all(each.blocks_per_multiprocessor >= 1 for each in functions.values())
@@ -52,13 +52,13 @@ def test_more_than_2_to_the_31_elements_are_right_to_the_last(device: CudaDevice
 def test_closing_a_workload_gives_its_memory_back(device: CudaDevice) -> None:
     with device.open_workload(FmaProblem()) as workload:
         workload.prepare(FmaKernel(8)).verify()  # the first launch may set memory aside for good
-    before, _ = device.session.memory()
+    before, _ = device.context.memory()
     with device.open_workload(StreamProblem(1 << 26)) as workload:
         workload.prepare(StreamKernel("copy", 1 << 26, StreamCandidate(256, 4, 1))).sample_queued(4)
-        during, _ = device.session.memory()
+        during, _ = device.context.memory()
 
     assert before - during >= 3 * 4 << 26
-    assert device.session.memory()[0] >= before - (4 << 20)
+    assert device.context.memory()[0] >= before - (4 << 20)
 
 
 def test_a_compiler_error_carries_nvrtcs_log(device: CudaDevice) -> None:
@@ -66,7 +66,7 @@ def test_a_compiler_error_carries_nvrtcs_log(device: CudaDevice) -> None:
     broken = dataclasses.replace(plan, macros=(("BLOCK", 256), ("CHAINS", -1)))
 
     with pytest.raises(CompileError) as raised:
-        device.session.function(broken)
+        device.context.function(broken)
     assert "error" in (raised.value.detail or "")
 
 

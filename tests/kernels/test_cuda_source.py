@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from kernels.backends import cuda_source
 from kernels.backends.base import BlocktileKernel, FmaKernel, StreamCandidate, StreamKernel, UntiledKernel
 from kernels.backends.cuda_source import (
     GEOMETRIES,
@@ -105,3 +109,13 @@ def test_the_plans_to_compile_hold_every_source_candidate_geometry_phase_and_wid
     assert {dict(plan.macros)["VECTOR"] for plan in plans if plan.guarded} == {1, 2, 4}
     assert {f"geometry={each.label}" for each in GEOMETRIES} <= {plan.label for plan in plans}
     assert {dict(plan.macros).get("SPREAD") for plan in plans if plan.source == "contraction"} == {0, 1}
+
+
+def test_only_one_file_imports_cupy() -> None:
+    package = Path(cuda_source.__file__).resolve().parents[1]
+
+    importing = [
+        path.name for path in package.rglob("*.py") if re.search(r"^\s*(import|from) cupy", path.read_text(), re.M)
+    ]
+
+    assert importing == ["cuda.py"]

@@ -56,7 +56,7 @@ class Arguments:
         return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 
-class Session:
+class Context:
     """A live context on one device.
 
     Parameters
