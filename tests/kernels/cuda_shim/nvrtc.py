@@ -27,18 +27,18 @@ class NvrtcError(RuntimeError):
     """The source did not compile; the message is NVRTC's log."""
 
 
-def _site(package: str) -> Path:
-    """Return the folder of one of NVIDIA's namespace packages."""
+def _find(package: str, pattern: str) -> Path:
+    """Return the one file below one of NVIDIA's packages, which may be spread over several folders."""
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"{package} is not installed"
-    assert spec.submodule_search_locations is not None
-    return Path(next(iter(spec.submodule_search_locations)))
+    found = [path for folder in spec.submodule_search_locations or () for path in Path(folder).glob(pattern)]
+    assert found, f"{package} has no {pattern}"
+    return found[0]
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    (path,) = _site("nvidia.cuda_nvrtc").glob("lib/libnvrtc.so.*")
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(_find("nvidia.cuda_nvrtc", "lib/libnvrtc.so.*")))
 
 
 def version() -> tuple[int, int]:
@@ -112,7 +112,7 @@ def parse_log(log: str) -> dict[str, Resources]:
 
 def disassemble(cubin: bytes) -> dict[str, list[str]]:
     """Return the SASS instructions (without predicates and operands) of each kernel of a cubin."""
-    binary = next(_site("nvidia").glob("cu*/bin/nvdisasm"))
+    binary = _find("nvidia", "cu*/bin/nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
