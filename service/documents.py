@@ -29,6 +29,7 @@ from service.schemas import PastTime, SweepName
 Record = RowMeasured | PointMeasured
 
 MAX_INTEGER = 2**63 - 1
+GPU_CHECK_SCHEMA = "calibration-service/gpu-check/1"  # as `make gpu-check` writes it
 FIT_TOLERANCE = 1e-9  # relative; another numpy may sum in another order
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -201,6 +202,7 @@ def parse_document(body: bytes) -> ParsedDocument:
     except ValueError as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     try:
+        raw = _last_calibration(raw)
         _check_storable(raw, "document")
         document = CalibrationDocument.model_validate(raw, strict=False)
         _check_consistent(document)
@@ -216,6 +218,18 @@ def parse_document(body: bytes) -> ParsedDocument:
         raise InvalidRequestError(f"{fields[0]['field']}: {fields[0]['rule']}", fields=fields) from error
     except DocumentError as error:
         raise InvalidRequestError(str(error), fields=[{"field": error.path, "rule": error.rule}]) from error
+
+
+def _last_calibration(raw: Any) -> Any:
+    """Return the calibration in what was sent: the document itself, or the last one of a GPU check's report."""
+    if not isinstance(raw, dict) or raw.get("schema") != GPU_CHECK_SCHEMA:
+        return raw
+    calibrations = raw.get("calibrations")
+    if not isinstance(calibrations, list) or not calibrations:
+        raise DocumentError(
+            "calibrations", "this GPU check ended before a calibration was done: there is nothing to import"
+        )
+    return calibrations[-1]
 
 
 def _check_storable(value: Any, path: str) -> None:

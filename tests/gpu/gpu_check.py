@@ -168,9 +168,6 @@ def main(arguments: Sequence[str] | None = None, *, parameters: dict[str, dict[s
     """Run the check and return the exit status."""
     parser = argparse.ArgumentParser(prog="gpu-check", description="Compile, verify and measure everything on a GPU.")
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="the JSON to write")
-    parser.add_argument(
-        "--document", type=Path, help="also write the last calibration alone, as `calibrate import` reads it"
-    )
     parser.add_argument("--device", help="a GPU's key (GPU-... or MIG-...), or `sim`; the first GPU without")
     options = parser.parse_args(arguments)
     device = choose(options.device)
@@ -179,9 +176,6 @@ def main(arguments: Sequence[str] | None = None, *, parameters: dict[str, dict[s
         return NO_GPU
     check = Check(device, options.out, lambda line: print(line, flush=True))
     status = check.run(parameters)
-    documents = check.report["calibrations"]
-    if options.document is not None and documents:
-        options.document.write_text(json.dumps(documents[-1], allow_nan=False) + "\n", encoding="utf-8")
     kind = "SIMULATED DEVICE, no figure is real: " if device.simulated else ""
     print("\n".join(["", *render(lines(check.report), title=f"{kind}{device.name} ({device.key})")]))
     print(f"written: {options.out}")

@@ -165,9 +165,9 @@ def test_a_table_is_aligned_and_marks_what_is_missed() -> None:
 def test_a_whole_run_on_a_simulated_device_writes_one_json_that_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, alone = tmp_path / "check.json", tmp_path / "document.json"
+    out = tmp_path / "check.json"
 
-    status = gpu_check.main(["--device", "sim", "--out", str(out), "--document", str(alone)], parameters=QUICK)
+    status = gpu_check.main(["--device", "sim", "--out", str(out)], parameters=QUICK)
 
     report = json.loads(out.read_text())
     printed = capsys.readouterr().out
@@ -200,7 +200,9 @@ def test_a_whole_run_on_a_simulated_device_writes_one_json_that_says_so(
     rate = report["steps"]["stream_sizes"]["result"]["sizes"][0]["kernels"]["triad"]["bytes_per_s"]
     assert rate == pytest.approx(1.5e12, rel=0.01)
     assert [each["schema"] for each in report["calibrations"]] == [DOCUMENT_SCHEMA] * 2
-    assert json.loads(alone.read_text()) == report["calibrations"][1]
+    from service.documents import parse_document  # here, as a GPU machine that collects this file has no service
+
+    assert parse_document(out.read_bytes()).document.id == report["calibrations"][1]["id"]
     assert {fit.kind for fit in refit(report["calibrations"][1])} >= {"envelope", "capacity", "issue_rate", "fill"}
     assert {line["check"] for line in report["table"]} >= {"calibration 1", "model_issue_rate", "kernels verified"}
 

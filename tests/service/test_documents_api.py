@@ -51,6 +51,25 @@ def test_an_import_that_was_only_kept_can_be_activated_later(service: Any, docum
     assert service.client.get(f"/v1/devices/{DEVICE}/constants").json()["revision"] == 1
 
 
+def test_the_last_calibration_of_a_gpu_check_is_imported(service: Any, document: MakeDocument) -> None:
+    check = {"schema": "calibration-service/gpu-check/1", "steps": {}, "calibrations": [{"odd": 1}, document()]}
+
+    answer = service.client.post("/v1/calibrations/import?activate=true", json=check)
+
+    assert answer.status_code == 201
+    assert answer.json()["id"] == document()["id"]
+    assert service.client.get(f"/v1/devices/{DEVICE}/constants").json()["revision"] == 1
+
+
+def test_a_gpu_check_that_ended_early_says_so(sqlite_service: Any) -> None:
+    check = {"schema": "calibration-service/gpu-check/1", "steps": {}, "calibrations": []}
+
+    answer = sqlite_service.client.post("/v1/calibrations/import", json=check)
+
+    assert answer.status_code == 422
+    assert "ended before a calibration was done" in answer.json()["detail"]
+
+
 def test_other_data_under_a_known_id_is_a_conflict(service: Any, document: MakeDocument) -> None:
     given = document()
     service.import_document(given)
