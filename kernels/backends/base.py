@@ -93,7 +93,7 @@ class ContractionProblem:
 
 @dataclass(frozen=True)
 class FmaProblem:
-    """No arrays but one output cell a thread."""
+    """No arrays but the output: one cell a chain."""
 
 
 Problem = StreamProblem | ContractionProblem | FmaProblem

@@ -49,13 +49,15 @@ class ContractionWorkload(CcWorkload):
         columns = int(library.untiled_columns())
         if kernel.n % columns:
             raise ValueError(f"n must be a multiple of {columns}, the block of the untiled kernel")
+        blocks = kernel.m * (kernel.n // columns)
         return self._bound(
             entry_point(library, "untiled", pointers=3, extents=3),
             kernel,
             name="untiled",
             label=f"block={columns}x1",
-            blocks=kernel.m * (kernel.n // columns),
+            blocks=blocks,
             threads=columns,
+            resident=min(blocks, self._team.threads),
         )
 
     def _blocktile(self, kernel: BlocktileKernel) -> CcKernel:
@@ -69,13 +71,16 @@ class ContractionWorkload(CcWorkload):
             width for width in (16, 8, 4) if width <= self._team.widest_vector and g.bm % width == 0 == g.bn % width
         )
         defines = {"BM": g.bm, "BN": g.bn, "BK": g.bk, "VECTOR": vector}
+        library = self._compiler.load("blocktile.c", defines)
+        blocks = (kernel.m // g.bm) * (kernel.n // g.bn)
         return self._bound(
-            entry_point(self._compiler.load("blocktile.c", defines), "blocktile", pointers=3, extents=3),
+            entry_point(library, "blocktile", pointers=3, extents=3),
             kernel,
             name="blocktile",
             label=g.label,
-            blocks=(kernel.m // g.bm) * (kernel.n // g.bn),
+            blocks=blocks,
             threads=g.threads,
+            resident=min(blocks, self._team.threads * int(library.blocktile_resident())),
         )
 
     def _bound(
@@ -87,6 +92,7 @@ class ContractionWorkload(CcWorkload):
         label: str,
         blocks: int,
         threads: int,
+        resident: int,
     ) -> CcKernel:
         m, n, k = kernel.m, kernel.n, kernel.k
 
@@ -105,7 +111,7 @@ class ContractionWorkload(CcWorkload):
             threads=threads,
             flops=2 * m * n * k,
             bytes=4 * (k * (m + n) + m * n),
-            resident_blocks=self._resident(blocks),
+            resident_blocks=resident,
         )
         return CcKernel(facts=facts, run=run, check=check)
 

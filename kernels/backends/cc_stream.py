@@ -56,7 +56,7 @@ class StreamWorkload(CcWorkload):
                 threads=candidate.block,
                 flops=STREAM_FLOPS[kernel.name] * elems,
                 bytes=4 * stream_streams(kernel.name) * elems,
-                resident_blocks=self._resident(blocks),
+                resident_blocks=min(blocks, self._team.threads),
                 flops_approx=guarded and STREAM_FLOPS[kernel.name] > 0,
                 bytes_approx=guarded,
                 resources={"streaming_stores": self._team.streaming_stores, "counting": "stream"},

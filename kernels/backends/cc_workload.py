@@ -74,9 +74,6 @@ class CcWorkload(ABC):
         if not self._arrays:
             raise ValueError("this kernel's workload is closed; open it again and prepare the kernel anew")
 
-    def _resident(self, blocks: int) -> int:
-        return min(blocks, self._team.threads)
-
 
 def entry_point(library: ctypes.CDLL, name: str, *, pointers: int, extents: int) -> Callable[..., float]:
     """A kernel's entry: pointers, 64-bit extents, threads, batch; returns milliseconds."""
