@@ -120,7 +120,7 @@ def test_a_fill_follows_splitmix64_whatever_the_number_of_threads(device: CcDevi
 
 
 def test_both_contractions_are_within_the_tolerance_on_any_prefix_of_k(device: OpenDevice) -> None:
-    m, n = 64, 1024
+    m, n = 352, 1024  # 11 tiles of 32 in a column: a group of 8 in flight and one of 3, cut by the threads' shares
     with device.open_workload(ContractionProblem(m, n, 1000)) as workload:
         for k in (8, 11, 256, 1000):
             kernel = workload.prepare(UntiledKernel(m, n, k))
@@ -129,10 +129,10 @@ def test_both_contractions_are_within_the_tolerance_on_any_prefix_of_k(device: O
             workload.prepare(BlocktileKernel(LEAD, m, n, k)).verify()
 
     facts = kernel.facts
-    assert (facts.blocks, facts.threads) == (64 * 2, 512)
-    assert facts.resident_blocks == min(128, device.description.limits.multiprocessors)
-    assert facts.flops == 2 * 64 * 1024 * 1000
-    assert facts.bytes == 4 * (1000 * (64 + 1024) + 64 * 1024)
+    assert (facts.blocks, facts.threads) == (352 * 2, 512)
+    assert facts.resident_blocks == min(704, device.description.limits.multiprocessors)
+    assert facts.flops == 2 * 352 * 1024 * 1000
+    assert facts.bytes == 4 * (1000 * (352 + 1024) + 352 * 1024)
 
 
 @pytest.mark.parametrize(
