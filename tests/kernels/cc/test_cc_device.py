@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,50 @@ def test_a_thread_that_opens_the_device_may_run_where_it_could_before(compiled: 
     with CcBackend().open(CcBackend().discover().devices[0].key):
         assert os.sched_getaffinity(0) == cores
     assert os.sched_getaffinity(0) == cores
+
+
+def test_a_quota_of_one_core_gives_one_thread_that_is_bound_only_to_a_single_core(
+    compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALIBRATE_HOST_ID", "test-host")
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/cpu.max": "150000 100000\n",
+        "sys/fs/cgroup/cgroup.controllers": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    backend = CcBackend(tmp_path)
+    (found,) = backend.discover().devices
+
+    with backend.open(found.key) as device:
+        provenance = device.provenance()
+
+    assert (found.limits.multiprocessors, provenance["threads"]) == (1, 1)
+    assert provenance["threads_bound"] is (len(os.sched_getaffinity(0)) == 1)
+    assert found.facts["quota_cores"] == 1.5
+
+
+def test_openmp_told_to_start_fewer_threads_is_refused_instead_of_measured(compiled: None) -> None:
+    code = """
+from kernels.backends.cc import CcBackend
+from kernels.errors import NoDeviceError
+backend = CcBackend()
+(found,) = backend.discover().devices
+try:
+    with backend.open(found.key):
+        print("opened", found.limits.multiprocessors)
+except NoDeviceError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"OMP_THREAD_LIMIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    expected = "opened 1" if len(os.sched_getaffinity(0)) == 1 else "unset OMP_THREAD_LIMIT"
+    assert expected in done.stdout
