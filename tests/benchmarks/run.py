@@ -73,7 +73,7 @@ def restart_for_the_peer(threads: int) -> None:
 def measure(device: CcDevice, arguments: argparse.Namespace) -> list[Ratio]:
     provenance = device.provenance()
     print(f"{device.description.name}, {provenance['threads']} threads, {provenance['compiler']}")
-    print("ratio = our rate / the peer's: median [quartiles] over rounds of one sample each, taken in turn")
+    print("ratio = our rate / the peer's: median [quartiles] over rounds taken in turn")
     ratios: list[Ratio] = []
     if "stream" in arguments.benchmarks:
         ratios += against_plain_stream.compare(device, elems=arguments.elems, rounds=arguments.rounds)
