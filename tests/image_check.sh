@@ -22,23 +22,26 @@ base=$(b from scratch)
 b copy -q "$base" "$store/base" / >/dev/null
 b commit -q "$base" localhost/debian-slim >/dev/null
 rm -rf "$store/base"
-# What this machine needs to reach its package registry goes in as mounts and build environment, never into the image.
+# What this machine needs to reach its package registries is mounted for the build and never part of the image.
+python3 -m pip config list | python3 -c '
+import re, sys
+print("[global]")
+for line in sys.stdin:
+    found = re.match(r"(?:global|:env:|install)\.([a-z-]+)=\x27(.*)\x27$", line.strip())
+    if found and found[1] in ("index-url", "extra-index-url", "trusted-host", "timeout"):
+        print(f"{found[1]} = {found[2]}")
+print("cert = /run/registry-ca.pem")
+' >"$store/pip.conf"
 set -- --isolation chroot --network host --build-arg BASE=localhost/debian-slim --build-arg "LOCK=$LOCK"
-set -- "$@" -v /etc/ssl/certs:/etc/ssl/certs:ro
-for file in /etc/pip.conf /etc/apt/apt.conf.d /etc/apt/sources.list /etc/apt/sources.list.d; do
-  [ ! -e "$file" ] || set -- "$@" -v "$file:$file:ro"
-done
-for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_CERT http_proxy https_proxy no_proxy; do
-  eval "value=\${$name:-}"
-  [ -z "$value" ] || set -- "$@" --env "$name=$value"
-done
+set -- "$@" -v /etc/ssl/certs/ca-certificates.crt:/run/registry-ca.pem:ro -v "$store/pip.conf:/etc/pip.conf:ro"
+[ ! -d /etc/apt/apt.conf.d ] || set -- "$@" -v /etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro
 echo "building the Dockerfile with $LOCK"
 b bud -q "$@" -t localhost/calibration-service . >"$store/build.log" 2>&1 || { tail -30 "$store/build.log"; exit 1; }
 image=$(b from localhost/calibration-service)
 run() { b run --isolation chroot --network host --user 10001 "$@"; }
 echo "without a token it must refuse an address beyond loopback:"
 if run "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/refused.log" 2>&1; then echo "it did not refuse"; exit 1; fi
-tail -1 "$store/refused.log"
+grep -m1 "refusing to listen" "$store/refused.log" || { echo "it did not say why"; tail -5 "$store/refused.log"; exit 1; }
 run --env CALIBRATE_TOKEN=image-check-token-0123456789abcdef "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/serve.log" 2>&1 &
 server=$!
 tries=0
