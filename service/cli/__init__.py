@@ -40,7 +40,7 @@ app.add_typer(token, name="token")
 def main() -> None:
     """Run the command line; a failure is one message on stderr and an exit code, never a traceback."""
     try:
-        app()
+        app(prog_name="calibrate")
     except CliError as error:
         print(f"calibrate: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
