@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fitting import CalibrationRow, record_to_json
 from service.cli import main
 
 SIMULATED = json.dumps([{"name": "planted", "multiprocessors": 20, "memory_bytes": 8 << 30, "noise": 0.0}])
@@ -107,6 +109,35 @@ def test_a_file_without_a_constant_ends_with_1_and_says_so(calibrate: Callable[.
     assert "no row can be fitted" in nothing.err
 
 
+def test_a_line_that_is_not_text_loses_no_other_line(calibrate: Callable[..., Done], tmp_path: Path) -> None:
+    good, bad = (row("cc", "d", "label", "1.0", size=size).encode() for size in (1000, 9000))
+    file = tmp_path / "rows.tsv"
+    lines = [good, bad.replace(b"label", b"\xff"), bad.replace(b"label", b"\x00"), good]
+    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+
+    done = calibrate("fit", file)
+
+    assert done.code == 0
+    assert "# cc: rows timed 2, opaque 0" in done.out
+    assert "model_peak_memory_bandwidth=1.000002e+6" in done.out
+    assert "skipped 2 malformed lines (lines 2, 3)" in done.err
+
+
+def test_rows_come_from_stdin_and_from_json_too(
+    calibrate: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = row("cc", "d", "label", "1.0", size=1000)
+    parsed = CalibrationRow.from_line(line)
+    assert parsed is not None
+    (tmp_path / "rows.json").write_text(json.dumps([record_to_json(parsed)]))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+
+    piped, as_json = calibrate("fit", "-"), calibrate("fit", tmp_path / "rows.json", "--kind", "envelope")
+
+    assert "model_peak_memory_bandwidth=1.000002e+6" in piped.out
+    assert as_json.out == piped.out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -119,6 +150,18 @@ def test_a_file_without_a_constant_ends_with_1_and_says_so(calibrate: Callable[.
         (["fit", "bad.json"], "not JSON"),
         (["fit", "odd.json"], "schema"),
         (["fit", "binary.tsv", "--kind", "capacity"], "UTF-8"),
+        (["fit", "deep.json"], "not JSON"),
+        (["fit", "points.json"], "--kind"),
+        (["fit", "points.json", "--kind", "issue_rate"], "points[1].ms: is required"),
+        (["fit", "points.csv", "--kind", "issue_rate"], "line 3.scalar_ops: must be an integer"),
+        (["fit", "points.csv", "--kind", "capacity"], "k,loops,working_set"),
+        (["fit", "ragged.csv", "--kind", "issue_rate"], "line 2: has 2 cells, and the header 5"),
+        (["fit", "rows.tsv", "--kind", "issue_rate"], "starts with a header"),
+        (["fit", "points.csv", "--kind", "issue_rate", "--multiprocessors", "4"], "both"),
+        (
+            ["fit", "points.csv", "--kind", "issue_rate", "--multiprocessors", "0", "--fill-threads", "64"],
+            "multiprocessors must be an integer from 1",
+        ),
         (["run", "--device", "nothing"], "no device 'nothing'"),
         (["run", "--device", "planted (simulated)", "--sweeps", "nothing"], "unknown sweep 'nothing'"),
         (["run", "--device", "planted (simulated)", "--parameters", "{"], "not JSON"),
@@ -142,6 +185,11 @@ def test_what_cannot_be_used_is_one_clear_message(
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "odd.json").write_text('{"schema": "another/9"}')
     (tmp_path / "binary.tsv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "deep.json").write_text('{"a":' * 100_000)
+    whole = {"k": 1, "scalar_ops": 5, "mma_ops": 0, "kernels": 1, "ms": 1.5}
+    (tmp_path / "points.json").write_text(json.dumps([whole, {name: whole[name] for name in whole if name != "ms"}]))
+    (tmp_path / "points.csv").write_text("k,scalar_ops,mma_ops,kernels,ms\n1,5,0,1,1.5\n2,five,0,1,2.5\n")
+    (tmp_path / "ragged.csv").write_text("k,scalar_ops,mma_ops,kernels,ms\n1,5\n")
 
     done = calibrate(*words)
 
@@ -175,7 +223,7 @@ def test_points_as_json_and_as_csv_give_the_same_fit(calibrate: Callable[..., Do
     as_json, as_csv = tmp_path / "points.json", tmp_path / "points.csv"
     as_json.write_text(json.dumps(points))
     lines = [f"{point['k']},{point['scalar_ops']},0,1,{point['ms']},8:64:{point['scalar_ops']}" for point in points]
-    as_csv.write_text("k,scalar_ops,mma_ops,kernels,ms,contexts\n" + "\n".join(lines) + "\n")
+    as_csv.write_text("k, scalar_ops, mma_ops, kernels, ms, contexts\r" + "\r".join(lines), newline="")
 
     by_json = calibrate("fit", as_json, "--kind", "issue_rate")
     by_csv = calibrate("fit", as_csv, "--kind", "issue_rate")
@@ -228,6 +276,29 @@ def test_a_run_prints_every_point_every_fit_and_lines_that_the_document_gives_ag
     document = json.loads(out.read_text())
     rows = sum(len(sweep["rows"]) for sweep in document["sweeps"])
     assert ran.out.count("stream_") + ran.out.count("_contraction") + ran.out.count("fma") >= rows
+
+
+def test_the_lines_of_a_document_take_the_margin_and_say_what_is_doubtful(
+    calibrate: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CALIBRATE_SIMULATED", SIMULATED)
+    out = tmp_path / "run.json"
+    calibrate("run", "--device", "planted (simulated)", "--sweeps", "stream", "--out", out)
+    document = json.loads(out.read_text())
+    (sweep,) = document["sweeps"]
+    sweep["doubtful"] = ["steal over 5 %\nmodel_peak_flops=1"]
+    other = json.loads(json.dumps(sweep["rows"][0]))
+    other["row"]["backend"] = "other\nmodel_peak_flops=1"
+    sweep["rows"].append(other)
+    out.write_text(json.dumps(document))
+
+    done = calibrate("fit", out, "--margin", "2")
+
+    twice = document["constants"]["model_peak_memory_bandwidth"]["value"] * 2 * (1 + 2e-6)
+    (line,) = [line for line in done.out.splitlines() if not line.startswith("#")]
+    assert line.startswith("model_peak_memory_bandwidth=")
+    assert float(line.partition("=")[2]) == pytest.approx(twice, rel=1e-6)
+    assert "# stream is doubtful: steal over 5 %" in done.out
 
 
 def test_a_document_goes_into_the_database_once_and_comes_out_the_same(
