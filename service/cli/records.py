@@ -46,9 +46,9 @@ def parse_json(data: bytes | str, name: object) -> Any:
         raise CliError(f"{name} is not JSON: {error}", 2) from error
 
 
-def row_lines(data: bytes) -> list[str]:
-    """Split a row file; a line that is not UTF-8 stays one line, which `parse_rows` counts as malformed."""
-    return data.decode(errors="surrogateescape").split("\n")
+def row_lines(data: bytes) -> Iterator[str]:
+    """Yield a row file's lines; one that is not UTF-8 stays a line, which `parse_rows` counts as malformed."""
+    return (line.decode(errors="surrogateescape") for line in io.BytesIO(data))
 
 
 def json_rows(content: Any) -> list[CalibrationRow]:
