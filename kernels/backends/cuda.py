@@ -5,6 +5,7 @@ A device's context is made by `open`, in the measuring process only; discovery m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,10 +20,16 @@ from kernels.backends.cuda_workload import Contents, ContractionWorkload, FmaWor
 from kernels.backends.nvml import Nvml, load_nvml, unknown_conditions
 from kernels.device import DeviceDescription, Discovery, UnusableBackend
 from kernels.errors import NoDeviceError
+from kernels.host import private_dir
 
 
 def load_cupy() -> Any:
-    """Import CuPy; this starts no driver. Raises ImportError."""
+    """
+    Import CuPy; this starts no driver. Raises ImportError.
+
+    CuPy makes the folder of its compiled kernels on import and fails where it can't, as in a read-only home.
+    """
+    os.environ.setdefault("CUPY_CACHE_DIR", str(private_dir("cupy")))
     import cupy
 
     return cupy
@@ -193,4 +200,10 @@ class CudaDevice:
         """Return versions and compiler options."""
         facts = self._description.facts
         versions = {name: facts[name] for name in ("driver", "driver_cuda", "runtime", "compiler", "cupy")}
-        return {**versions, "options": list(OPTIONS), "architecture": facts["compute_capability"]}
+        no_graphs = self._context.no_graphs
+        return {
+            **versions,
+            "options": list(OPTIONS),
+            "architecture": facts["compute_capability"],
+            "short_launches": "graphs" if no_graphs is None else f"queued, without graphs: {no_graphs}",
+        }

@@ -28,9 +28,10 @@ _LATENCY_SAMPLES = 200
 
 @dataclass(frozen=True)
 class Function:
-    """A loaded kernel: its handle, and what the driver says it takes."""
+    """A loaded kernel: its handle, what keeps its code loaded, and what the driver says it takes."""
 
     handle: int
+    owner: Any
     registers: int
     shared_bytes: int
     local_bytes: int
@@ -81,6 +82,7 @@ class Context:
         self._functions: dict[tuple[str, str], Function] = {}
         self._allocated: set[int] = set()
         self._staging: tuple[int, NDArray[np.uint8]] | None = None
+        self.no_graphs: str | None = "CuPy's ROCm build has none" if self.runtime.is_hip else None  # why, else None
         try:
             self.runtime.setDevice(ordinal)
             self.runtime.memGetInfo()  # makes the context
@@ -90,11 +92,6 @@ class Context:
         self.stream = self.call(self.runtime.streamCreateWithFlags, self.runtime.streamNonBlocking)
         self.start = self.call(self.runtime.eventCreate)
         self.end = self.call(self.runtime.eventCreate)
-
-    @property
-    def is_hip(self) -> bool:
-        """Whether this is CuPy's ROCm build."""
-        return bool(self.runtime.is_hip)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call CuPy and translate its errors.
@@ -200,20 +197,22 @@ class Context:
         return self._functions[key]
 
     def _load(self, plan: Plan) -> Function:
-        failures = (self._cupy.cuda.compiler.CompileException, *self._errors, OSError)
+        rejected = self._cupy.cuda.compiler.CompileException
         try:
             kernel = self._cupy.RawModule(code=plan.text, options=OPTIONS, backend="nvrtc").get_function(plan.entry)
-        except failures as error:
-            remedy = (
-                "set CUPY_CACHE_DIR to a folder that can be written"
-                if isinstance(error, OSError)
-                else "the compiler's log says why"
-            )
+        except (rejected, RuntimeError, OSError) as error:  # RuntimeError: no CUDA headers, no code for this card, ...
+            if isinstance(error, rejected):
+                remedy = "the compiler's log says why"
+            elif isinstance(error, OSError):
+                remedy = "set CUPY_CACHE_DIR to a folder that can be written"
+            else:
+                remedy = str(error)
             raise CompileError(f"{plan.entry} ({plan.label}) did not compile: {remedy}", detail=str(error)) from error
         handle = int(kernel.kernel.ptr)
         resident = self.call(self._driver.occupancyMaxActiveBlocksPerMultiprocessor, handle, plan.threads, 0)
         return Function(
             handle=handle,
+            owner=kernel,
             registers=int(kernel.num_regs),
             shared_bytes=int(kernel.shared_size_bytes),
             local_bytes=int(kernel.local_size_bytes),
@@ -234,6 +233,25 @@ class Context:
             arguments.address,
             0,
         )
+
+    def graph(self, queue: Callable[[], None]) -> int | None:
+        """Return what `queue` launches as an executable graph; None where that fails, and `no_graphs` then says why."""
+        if self.no_graphs is not None:
+            return None
+        runtime = self.runtime
+        try:
+            self.call(runtime.streamBeginCapture, self.stream)
+            try:
+                queue()
+            finally:
+                graph = self.call(runtime.streamEndCapture, self.stream)
+            try:
+                return int(self.call(runtime.graphInstantiate, graph))
+            finally:
+                self.release(runtime.graphDestroy, graph)
+        except MeasureError as error:
+            self.no_graphs = str(error)
+            return None
 
     def launch_latency_ms(self) -> float:
         """Return the best synced wall time of an empty kernel, in milliseconds."""

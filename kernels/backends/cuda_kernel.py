@@ -14,6 +14,8 @@ from kernels.backends.cuda_source import Plan
 _SHORT_MS = 0.1
 """Below this a launch call may outlast the kernel, and a queue of launches runs dry: a graph is launched instead."""
 _MOST_FILLERS = 32
+_GRAIN_MS = 0.0005
+"""Resolution of the time between two events: less is read as 0 (CUDA Runtime API, cudaEventElapsedTime)."""
 _LONG_MS = 1.0
 """Above this the few microseconds that a time stamp on an idle stream adds are under half a per cent."""
 
@@ -131,12 +133,12 @@ class CudaKernel:
         if self._last_ms == float("inf"):
             self.sample()
         short = self._last_ms < _SHORT_MS
-        if short and not context.is_hip:
-            executable = self._captured(batch)
-            replay = functools.partial(context.call, context.runtime.graphLaunch, executable, context.stream)
-        else:
+        executable = self._captured(batch) if short else None
+        if executable is None:
             replay = functools.partial(self._launches, batch)
-        fillers = min(_MOST_FILLERS, math.ceil(_SHORT_MS / (self._last_ms * batch))) if short else 0
+        else:
+            replay = functools.partial(context.call, context.runtime.graphLaunch, executable, context.stream)
+        fillers = min(_MOST_FILLERS, math.ceil(_SHORT_MS / max(self._last_ms * batch, _GRAIN_MS))) if short else 0
         began = time.perf_counter()
         for _ in range(fillers):
             replay()
@@ -155,20 +157,13 @@ class CudaKernel:
         for _ in range(count):
             self._launch()
 
-    def _captured(self, batch: int) -> int:
-        """The graph of `batch` launches, made once and kept until another size is asked for."""
-        if self._graph is not None and self._graph[0] == batch:
-            return self._graph[1]
-        context, runtime = self._context, self._context.runtime
-        self.close()
-        context.call(runtime.streamBeginCapture, context.stream)
-        self._launches(batch)
-        graph = context.call(runtime.streamEndCapture, context.stream)
-        executable = int(context.call(runtime.graphInstantiate, graph))
-        context.call(runtime.graphDestroy, graph)
-        context.call(runtime.graphUpload, executable, context.stream)
-        self._graph = batch, executable
-        return executable
+    def _captured(self, batch: int) -> int | None:
+        """The graph of `batch` launches, kept until another size is asked for; None where there are no graphs."""
+        if self._graph is None or self._graph[0] != batch:
+            self.close()
+            executable = self._context.graph(functools.partial(self._launches, batch))
+            self._graph = None if executable is None else (batch, executable)
+        return None if self._graph is None else self._graph[1]
 
     def close(self) -> None:
         """Give the graph back."""

@@ -31,7 +31,7 @@ from kernels.backends.cuda_source import (
     plan_stream,
     plan_untiled,
 )
-from kernels.errors import OutOfMemoryError
+from kernels.errors import OutOfMemoryError, VerificationError
 from kernels.verification import (
     STREAM_OUTPUT,
     ContractionReference,
@@ -191,12 +191,20 @@ class StreamWorkload(_Workload):
                 count = min(PERIOD, self._elems - start)
                 got = self._context.download(pointers[output] + 4 * start, count)
                 if not np.array_equal(got.view(np.uint32), expected[:count].view(np.uint32)):
-                    check_stream(kernel, self._reader(pointers))
+                    check_stream(kernel, self._reader(pointers, output))
+                    raise VerificationError(
+                        f"stream_{kernel.name} {kernel.candidate.label}: wrong past element {start} when read once and "
+                        "right when read again. None of its times count. Suspect this device's memory or its link."
+                    )
         self._context.synchronize()
 
-    def _reader(self, pointers: Mapping[str, int]) -> Callable[[str, int, int], Float32]:
+    def _reader(self, pointers: Mapping[str, int], output: str) -> Read:
+        """Read the output off the device, and inputs as they were: a kernel may have spoilt them there."""
+
         def read(array: str, start: int, stop: int) -> Float32:
-            return self._context.download(pointers[array] + 4 * start, stop - start).copy()
+            if array == output:
+                return self._context.download(pointers[array] + 4 * start, stop - start).copy()
+            return self._tiles[array].take(np.arange(start, stop), mode="wrap")
 
         return read
 

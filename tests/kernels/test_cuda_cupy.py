@@ -78,8 +78,20 @@ def test_a_driver_that_is_there_and_does_not_work(stub: Path, settings: dict[str
     assert expected in discover(LD_LIBRARY_PATH=str(stub), **settings)
 
 
+def test_a_home_in_which_cupy_can_keep_no_kernels_hides_no_device(
+    stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").touch()  # a file: no folder can be made in it, not even by root
+    for name in ("CUPY_CACHE_DIR", "CALIBRATE_DATA_DIR", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    reason = discover(LD_LIBRARY_PATH=str(stub), STUB_INIT="100", HOME=str(tmp_path / "home"))
+
+    assert "the NVIDIA driver works but shows no device" in reason
+
+
 def names(emulated: Any) -> set[str]:
-    return {name for name in dir(emulated) if not name.startswith("_")} - {"capture", "left_open", "functions"}
+    return {name for name in dir(emulated) if not name.startswith("_")} - {"capture", "left_open", "open", "functions"}
 
 
 def test_the_emulated_cupy_has_nothing_that_the_real_one_lacks() -> None:

@@ -26,6 +26,7 @@ from kernels.backends.cuda_workload import PERIOD
 from kernels.calibration import calibrate
 from kernels.errors import CompileError, MeasureError, NoDeviceError, OutOfMemoryError, VerificationError
 from kernels.parameters import LEAD, WIDE
+from kernels.verification import Float32
 from tests.kernels import test_backend_contract as contract
 from tests.kernels.cuda_shim.emulated_cupy import H200, EmulatedCupy, Machine
 from tests.kernels.test_backend_contract import BackendContract
@@ -146,6 +147,30 @@ def test_a_kernel_that_writes_nothing_is_caught_by_the_poison() -> None:
             idle.verify()
 
 
+def test_a_kernel_that_spoils_its_input_fails_its_verification() -> None:
+    machine = Machine()
+    copy, spoil = "load(value, a, elems);\n    store(c,", "const_cast<Lanes *>(a)[first_vector()].lane[0] = 7.0f;"
+    machine.edit = lambda text: text.replace(copy, spoil + copy)
+    with emulated(machine) as device, device.open_workload(StreamProblem(ELEMS)) as stream:
+        kernel = stream.prepare(StreamKernel("copy", ELEMS, CANDIDATE))
+        # One vector of two a thread, one lane of four: an eighth of the elements.
+        with pytest.raises(VerificationError, match=rf"{ELEMS // 8} of {ELEMS} elements differ"):
+            kernel.verify()
+
+
+def test_a_result_that_is_right_only_when_read_again_fails_its_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated() as device, device.open_workload(StreamProblem(ELEMS)) as stream:
+        kernel = stream.prepare(StreamKernel("add", ELEMS, CANDIDATE))
+        download, errors = device.context.download, iter([np.float32(1)])
+
+        def flaky(pointer: int, count: int) -> Float32:
+            return download(pointer, count) + next(errors, np.float32(0))
+
+        monkeypatch.setattr(device.context, "download", flaky)
+        with pytest.raises(VerificationError, match="wrong past element 0 when read once and right when read again"):
+            kernel.verify()
+
+
 def test_short_kernels_are_timed_as_a_graph_and_on_rocm_as_a_queue() -> None:
     kernel = FmaKernel(1)
     tiny = ({**H200, "multiProcessorCount": 1},)
@@ -167,6 +192,34 @@ def test_short_kernels_are_timed_as_a_graph_and_on_rocm_as_a_queue() -> None:
         assert machine.graph_launches == (0 if is_hip else 4)
         assert backend.name == ("hip" if is_hip else "cuda")
         assert found.backend == backend.name
+
+
+@pytest.mark.parametrize("call", ["streamBeginCapture", "streamEndCapture", "graphInstantiate"])
+def test_where_a_graph_fails_short_kernels_are_queued_and_the_provenance_says_why(call: str) -> None:
+    machine = Machine(fail_graph=call)
+    with emulated(machine) as device, device.open_workload(FmaProblem()) as workload:
+        assert device.provenance()["short_launches"] == "graphs"
+        prepared = workload.prepare(FmaKernel(1))
+        prepared.sample()
+        prepared._last_ms = 0.01
+        before = machine.launches
+        sample = prepared.sample_queued(4)
+
+        assert sample.device_ms is not None
+        assert machine.launches - before == 4 * 4
+        assert machine.graph_launches == 0
+        assert device.provenance()["short_launches"] == (
+            "queued, without graphs: the device failed: cudaError 901; if it happens again see nvidia-smi and dmesg"
+        )
+
+
+def test_a_time_below_the_clocks_grain_does_not_end_the_window() -> None:
+    with emulated() as device, device.open_workload(FmaProblem()) as workload:
+        prepared = workload.prepare(FmaKernel(1))
+        prepared.sample()
+        prepared._last_ms = 0.0
+
+        assert prepared.sample_queued(1).wall_ms > 0
 
 
 def test_an_empty_batch_is_refused() -> None:
@@ -214,6 +267,22 @@ def test_a_compiler_error_carries_the_log() -> None:
         with pytest.raises(CompileError, match="fma_chains") as raised:
             workload.prepare(FmaKernel(1))
         assert raised.value.detail == 'kernel.cu(1): error: #error directive: "no"'
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("Failed to find CUDA headers."), r"did not compile: Failed to find CUDA headers\."),
+        (PermissionError(13, "Permission denied"), "set CUPY_CACHE_DIR to a folder that can be written"),
+    ],
+)
+def test_what_keeps_cupy_from_compiling_is_told(error: Exception, message: str) -> None:
+    with (
+        emulated(Machine(compile_error=error)) as device,
+        device.open_workload(FmaProblem()) as workload,
+        pytest.raises(CompileError, match=message),
+    ):
+        workload.prepare(FmaKernel(1))
 
 
 def test_a_failed_launch_is_told_and_all_is_given_back() -> None:

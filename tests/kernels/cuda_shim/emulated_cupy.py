@@ -64,10 +64,14 @@ class Machine:
     driver_version: int = 12080
     runtime_version: int = 12090
     is_hip: bool = False
+    compile_error: Exception | None = None
+    """Raised instead of compiling."""
     edit: Callable[[str], str] = lambda text: text
     """Applied to every source before it is compiled: how a test breaks a kernel."""
     fail_launch: int = 0
     """Status of every launch."""
+    fail_graph: str = ""
+    """Name of the graph call that fails."""
     occupancy_limit: int = 2048
     memory: dict[int, GuardedArray] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -88,21 +92,22 @@ class _Runtime:
         self._machine = machine
         self.is_hip = machine.is_hip
         self._handles = 1000
-        self._open: set[int] = set()
+        self.open: set[int] = set()
         self._host: dict[int, Any] = {}
         self._events: dict[int, float] = {}
+        self._unreached: set[int] = set()
         self._device = 0
         self.capture: list[Callable[[], None]] | None = None
         self._graphs: dict[int, list[Callable[[], None]]] = {}
 
     def _handle(self) -> int:
         self._handles += 1
-        self._open.add(self._handles)
+        self.open.add(self._handles)
         return self._handles
 
     def left_open(self) -> int:
         """Streams, events, graphs and host buffers never given back (this is not CuPy's)."""
-        return len(self._open) + len(self._host)
+        return len(self.open) + len(self._host)
 
     def getDeviceCount(self) -> int:
         if self._machine.count_status:
@@ -122,6 +127,8 @@ class _Runtime:
         return self._machine.runtime_version
 
     def setDevice(self, ordinal: int) -> None:
+        if not 0 <= ordinal < len(self._machine.devices):
+            raise CUDARuntimeError(101)
         self._device = ordinal
 
     def memGetInfo(self) -> tuple[int, int]:
@@ -155,14 +162,14 @@ class _Runtime:
         del self._host[pointer]
 
     def memcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
-        self._check(stream)
+        self._check_idle(stream)
         for end, on_device in ((target, kind in (1, 3)), (source, kind in (2, 3))):
             if on_device:
                 self._check_range(end, size)
         ctypes.memmove(target, source, size)
 
     def memsetAsync(self, pointer: int, value: int, size: int, stream: int) -> None:
-        self._check(stream)
+        self._check_idle(stream)
         self._check_range(pointer, size)
         ctypes.memset(pointer, value, size)
 
@@ -171,58 +178,79 @@ class _Runtime:
             raise CUDARuntimeError(1)
 
     def _check(self, handle: int) -> None:
-        if handle not in self._open:
+        if handle not in self.open:
             raise CUDARuntimeError(400)
 
     def streamCreateWithFlags(self, flags: int) -> int:
         return self._handle()
 
     def streamDestroy(self, stream: int) -> None:
-        self._open.remove(stream)
+        self.open.remove(stream)
+
+    def _check_idle(self, stream: int) -> None:
+        """What this emulation does at once would be captured instead, or be refused (900, StreamCaptureUnsupported)."""
+        self._check(stream)
+        if self.capture is not None:
+            raise CUDARuntimeError(900)
 
     def streamSynchronize(self, stream: int) -> None:
-        self._check(stream)
+        self._check_idle(stream)
+        self._unreached.clear()
 
     def eventCreate(self) -> int:
         return self._handle()
 
     def eventDestroy(self, event: int) -> None:
-        self._open.remove(event)
+        self.open.remove(event)
 
     def eventRecord(self, event: int, stream: int) -> None:
         self._check(event)
-        self._check(stream)
+        self._check_idle(stream)
         self._events[event] = time.perf_counter()
+        self._unreached.add(event)
 
     def eventElapsedTime(self, start: int, end: int) -> float:
+        if start not in self._events or end not in self._events:
+            raise CUDARuntimeError(400)
+        if self._unreached & {start, end}:
+            raise CUDARuntimeError(600)  # cudaErrorNotReady
         return (self._events[end] - self._events[start]) * 1e3
 
+    def _graph_call(self, name: str) -> None:
+        if self._machine.fail_graph == name:
+            raise CUDARuntimeError(901)  # cudaErrorStreamCaptureInvalidated
+
     def streamBeginCapture(self, stream: int) -> None:
-        self._check(stream)
+        self._check_idle(stream)
+        self._graph_call("streamBeginCapture")
         self.capture = []
 
     def streamEndCapture(self, stream: int) -> int:
-        assert self.capture is not None
+        self._check(stream)
+        if self.capture is None:
+            raise CUDARuntimeError(401)  # cudaErrorIllegalState
+        captured, self.capture = self.capture, None
+        self._graph_call("streamEndCapture")
         graph = self._handle()
-        self._graphs[graph], self.capture = self.capture, None
+        self._graphs[graph] = captured
         return graph
 
     def graphInstantiate(self, graph: int) -> int:
+        self._check(graph)
+        self._graph_call("graphInstantiate")
         executable = self._handle()
         self._graphs[executable] = self._graphs[graph]
         return executable
 
     def graphDestroy(self, graph: int) -> None:
-        self._open.remove(graph)
+        self.open.remove(graph)
 
     def graphExecDestroy(self, executable: int) -> None:
-        self._open.remove(executable)
-
-    def graphUpload(self, executable: int, stream: int) -> None:
-        self._check(executable)
+        self.open.remove(executable)
 
     def graphLaunch(self, executable: int, stream: int) -> None:
         self._check(executable)
+        self._check_idle(stream)
         self._machine.graph_launches += 1
         for launch in self._graphs[executable]:
             launch()
@@ -239,8 +267,15 @@ class _Driver:
         self.functions: dict[int, tuple[Module, str]] = {}
 
     def occupancyMaxActiveBlocksPerMultiprocessor(self, function: int, block: int, shared: int) -> int:
-        assert function in self.functions
+        self._check_integers(function, block, shared)
+        if function not in self.functions:
+            raise CUDADriverError(400)
         return min(32, self._machine.occupancy_limit // block)
+
+    def _check_integers(self, *arguments: object) -> None:
+        """As Cython: an argument of a C integer type is an int."""
+        if not all(isinstance(each, int) for each in arguments):
+            raise TypeError(f"an integer is required: {arguments}")
 
     def launchKernel(
         self,
@@ -256,8 +291,17 @@ class _Driver:
         parameters: int,
         extra: int,
     ) -> None:
+        self._check_integers(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+        if stream not in self._runtime.open:
+            raise CUDADriverError(400)
         if self._machine.fail_launch:
             raise CUDADriverError(self._machine.fail_launch)
+        if function not in self.functions:
+            raise CUDADriverError(400)
+        if not (
+            0 < gx < 1 << 31 and 0 < gy < 1 << 16 and 0 < gz < 1 << 16 and min(bx, by, bz) > 0 and bx * by * bz <= 1024
+        ):
+            raise CUDADriverError(1)
         module, entry = self.functions[function]
 
         def run() -> None:
@@ -279,6 +323,8 @@ class _RawModule:
         self._code = code
 
     def get_function(self, name: str) -> Any:
+        if self._machine.compile_error is not None:
+            raise self._machine.compile_error
         text = self._machine.edit(self._code)
         if "#error" in text:
             raise CompileException('kernel.cu(1): error: #error directive: "no"')
@@ -307,7 +353,7 @@ class EmulatedCupy:
         self._driver = driver
 
     def RawModule(self, *, code: str, options: tuple[str, ...], backend: str) -> _RawModule:
-        assert backend == "nvrtc"
+        assert (backend, type(code), type(options)) == ("nvrtc", str, tuple)
         return _RawModule(self.machine, self._driver, code)
 
     def _nvrtc_version(self) -> tuple[int, int]:
