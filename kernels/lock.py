@@ -40,18 +40,14 @@ def device_lock(key: str, *, wait: Callable[[], None]) -> Iterator[None]:
     flock(2): the kernel drops the lock when its holder dies, however it dies. The file stays, since removing it would
     let two processes lock two files of one name.
     """
-    folder = lock_folder()
-    path = folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', key)}.lock"
+    path = lock_folder() / f"{re.sub(r'[^A-Za-z0-9-]', '_', key)}.lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):  # another user's folder is already as it should be
-            folder.chmod(0o1777)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = _opened(path)
     except OSError as error:
-        raise MeasureError(f"the device's lock file can't be made: {error}; set CALIBRATE_LOCK_DIR") from error
+        raise MeasureError(
+            f"the device's lock file can't be made: {error}; set CALIBRATE_LOCK_DIR to a folder that can be written"
+        ) from error
     try:
-        with suppress(PermissionError):
-            os.fchmod(descriptor, 0o666)  # past the umask: other users' services must be able to wait on it
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,3 +57,22 @@ def device_lock(key: str, *, wait: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """
+    Open the lock's file, made with its folder where they are missing.
+
+    What is made here is open to other users, past the umask, as their services must be able to wait on it. What was
+    there before, perhaps behind a link, keeps its mode; and it is opened without O_CREAT, which Linux refuses on
+    another user's file in a sticky folder (sysctl fs.protected_regular).
+    """
+    with suppress(FileExistsError):
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o1777)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    os.fchmod(descriptor, 0o666)
+    return descriptor
