@@ -126,8 +126,7 @@ class CcBackend:
     def discover(self) -> Discovery:
         """Return the host CPU, or in words why it can't be used."""
         try:
-            host, compiler = self._found()
-            team = Team(compiler, host.threads, self._root)
+            host, compiler, team = self._found()
             return Discovery(devices=(_describe(host, compiler, team, self._root),))
         except MeasureError as error:
             return Discovery(unusable=(UnusableBackend(self.name, str(error)),))
@@ -147,24 +146,25 @@ class CcBackend:
             If this host's CPU has another key (other cores or another quota make it another device), or there is no
             compiler, or OpenMP gives fewer threads than asked.
         """
-        host, compiler = self._found()
-        team = Team(compiler, host.threads, self._root)
+        host, compiler, team = self._found()
         found = _describe(host, compiler, team, self._root).key
         if key != found:
             raise NoDeviceError(
                 f"{key} is not this host's CPU, which is {found} with {len(host.cores)} allowed cores; "
                 "a device with other cores or another quota is calibrated apart"
             )
-        team.check_size()
         with team.bound(host.cores) as bound:
             yield CcDevice(host, compiler, team, bound=bound, root=self._root)
 
-    def _found(self) -> tuple[Host, Compiler]:
+    def _found(self) -> tuple[Host, Compiler, Team]:
         host = read_host(self._root)
         try:
-            return host, find_compiler(host.model)
+            compiler = find_compiler(host.model)
+            team = Team(compiler, host.threads, self._root)
         except CompileError as error:
             raise NoDeviceError(str(error)) from error
+        team.check_size()
+        return host, compiler, team
 
 
 def _describe(host: Host, compiler: Compiler, team: Team, root: Path) -> DeviceDescription:

@@ -1,28 +1,26 @@
 """The system's C compiler: found, probed, run, and its libraries kept.
 
 A library is kept under a hash of all that it depends on, so that a second start compiles nothing and a changed source,
-flag, compiler or processor never meets an old one.
+flag, compiler or processor never meets an old one. It ends with a hash of itself, so that one which a disk damaged is
+built anew: the loader would crash on it.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import json
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from kernels.errors import CompileError, NoDeviceError
-from kernels.host import data_dir
+from kernels.host import private_dir
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 
@@ -30,6 +28,7 @@ _NAMES = ("gcc", "clang", "cc")
 _COMMON = ("-std=gnu11", "-O3", "-fopenmp", "-fPIC", "-shared")
 _TARGETS = (("-march=native",), ("-mcpu=native",), ())  # aarch64 compilers of some ages know only the second
 _TIME_LIMIT_S = 120.0
+_SEAL_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,7 @@ class Compiler:
             If it does not compile (`detail` holds the compiler's log) or the result can't be loaded.
         """
         library = self._built(source, dict(defines or {}))
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:
-            library.unlink(missing_ok=True)  # cut short by a full disk, or by hand: built anew once
-        library = self._built(source, dict(defines or {}))
+        cores = os.sched_getaffinity(0)
         try:
             return ctypes.CDLL(str(library))
         except OSError as error:
@@ -73,13 +68,15 @@ class Compiler:
                 f"{source} was compiled but can't be loaded from {library.parent}: {error}; if that folder is mounted "
                 "noexec, set CALIBRATE_DATA_DIR to one that is not"
             ) from error
+        finally:
+            os.sched_setaffinity(0, cores)  # OMP_PROC_BIND makes OpenMP bind whoever loads it to one core
 
     def _built(self, source: str, defines: Mapping[str, int]) -> Path:
         texts = [(SOURCES / name).read_text(encoding="utf-8") for name in (source, "calibrate.h")]
         depends = [self.command, self.version, self.flags, self.processor, sorted(defines.items()), texts]
         digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]
-        library = _library_dir() / f"{Path(source).stem}-{digest}.so"
-        if not library.exists():
+        library = private_dir("compiled") / f"{Path(source).stem}-{digest}.so"
+        if not _is_whole(library):
             macros = [f"-D{name}={value}" for name, value in defines.items()]
             self._compile(source, macros, library)
         return library
@@ -101,6 +98,7 @@ class Compiler:
                     "set CALIBRATE_COMPILER to another compiler if this one is broken",
                     detail=f"$ {shlex.join(command)}\n{done.stderr}",
                 )
+            _seal(Path(unfinished))
             os.chmod(unfinished, 0o700)
             os.replace(unfinished, library)  # whoever loads it at this moment has the old file or the whole new one
         finally:
@@ -200,20 +198,16 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise CompileError(f"{command[0]} can't be run: {error.strerror}") from error
 
 
-def _library_dir() -> Path:
-    """A folder that only this user can write, as code is loaded from it; a temporary one if the kept one is open."""
-    kept = data_dir() / "compiled"
+def _seal(library: Path) -> None:
+    """Append the hash of a library to it; loaders pass over what follows the last section."""
+    digest = hashlib.sha256(library.read_bytes()).digest()
+    with library.open("ab") as end:
+        end.write(digest)
+
+
+def _is_whole(library: Path) -> bool:
     try:
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = kept.stat()
+        content = library.read_bytes()
     except OSError:
-        return _temporary_dir()
-    private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return kept if private and os.access(kept, os.W_OK | os.X_OK) else _temporary_dir()
-
-
-@cache
-def _temporary_dir() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="calibrate-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+        return False
+    return hashlib.sha256(content[:-_SEAL_BYTES]).digest() == content[-_SEAL_BYTES:]

@@ -60,7 +60,8 @@ class Team:
         size = self._library.team_size(self.threads)
         if size != self.threads:
             raise NoDeviceError(
-                f"OpenMP starts {size} of the {self.threads} threads this host allows; unset OMP_THREAD_LIMIT"
+                f"OpenMP starts {size} of the {self.threads} threads this host allows; unset OMP_THREAD_LIMIT and"
+                " OMP_MAX_ACTIVE_LEVELS"
             )
 
     @contextmanager

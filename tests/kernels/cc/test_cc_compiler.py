@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import host
 from kernels.backends import cc_compiler
 from kernels.backends.cc import CcBackend
 from kernels.backends.cc_compiler import Compiler, find_compiler
@@ -165,7 +166,7 @@ def test_where_the_data_folder_can_not_keep_them_a_private_one_does(data: Path, 
 
     if state == "open to the group":
         assert list((data / "compiled").iterdir()) == []
-    private = cc_compiler._temporary_dir()
+    private = host._temporary_dir()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert [file.suffix for file in private.iterdir()] == [".so"]
 
@@ -184,14 +185,26 @@ def test_a_source_that_does_not_compile_gives_the_first_error_and_the_whole_log(
     assert [file.suffix for file in (data / "compiled").iterdir()] == [".so"]
 
 
-def test_a_library_that_was_cut_short_is_built_again(data: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut to its magic number", "cut in the middle", "one bit flipped", "emptied"])
+def test_a_damaged_library_is_built_again(data: Path, damage: str) -> None:
     compiler = find_compiler("a processor")
     compiler.load("contraction.c")
     library = next((data / "compiled").glob("contraction-*.so"))
-    library.unlink()  # not truncated in place: this process has it mapped
-    library.write_bytes(b"\x7fELF")
+    whole = library.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    library.unlink()  # not in place: this process has it mapped
+    library.write_bytes(
+        {
+            "cut to its magic number": whole[:4],
+            "cut in the middle": whole[: len(whole) // 2],
+            "one bit flipped": bytes(flipped),
+            "emptied": b"",
+        }[damage]
+    )
 
     assert compiler.load("contraction.c").untiled_columns() == 512
+    assert library.read_bytes() == whole
 
 
 def test_a_library_that_can_never_be_loaded_is_an_error_that_names_the_folder(

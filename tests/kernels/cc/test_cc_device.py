@@ -153,25 +153,46 @@ def test_a_quota_of_one_core_gives_one_thread_that_is_bound_only_to_a_single_cor
     assert found.facts["quota_cores"] == 1.5
 
 
-def test_openmp_told_to_start_fewer_threads_is_refused_instead_of_measured(compiled: None) -> None:
+def in_a_new_process(code: str, **settings: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | settings, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("setting", ["OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"])
+def test_a_cpu_on_which_openmp_is_told_to_start_fewer_threads_is_unusable_with_the_reason(
+    compiled: None, setting: str
+) -> None:
     code = """
 from kernels.backends.cc import CcBackend
-from kernels.errors import NoDeviceError
+found = CcBackend().discover()
+print([device.limits.multiprocessors for device in found.devices], *(item.reason for item in found.unusable))
+"""
+    name, _, value = setting.partition("=")
+
+    told = in_a_new_process(code, **{name: value})
+
+    if len(os.sched_getaffinity(0)) == 1:
+        assert told == "[1]\n"
+    else:
+        assert told.startswith("[] OpenMP starts 1 of the")
+        assert "unset OMP_THREAD_LIMIT and OMP_MAX_ACTIVE_LEVELS" in told
+
+
+@pytest.mark.parametrize("setting", ["OMP_PROC_BIND=true", "OMP_PLACES={0}", "OMP_NUM_THREADS=1", "OMP_DYNAMIC=true"])
+def test_what_the_user_sets_for_openmp_changes_neither_the_device_nor_its_threads(compiled: None, setting: str) -> None:
+    code = """
+import os
+from kernels.backends.cc import CcBackend
+before = os.sched_getaffinity(0)
 backend = CcBackend()
 (found,) = backend.discover().devices
-try:
-    with backend.open(found.key):
-        print("opened", found.limits.multiprocessors)
-except NoDeviceError as error:
-    print(error)
+assert os.sched_getaffinity(0) == before
+with backend.open(found.key) as device:
+    print(found.key, device.provenance()["threads"], device._team._library.team_size(device._team.threads))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OMP_THREAD_LIMIT": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    name, _, value = setting.partition("=")
+    found = CcBackend().discover().devices[0]
+    threads = found.limits.multiprocessors
 
-    expected = "opened 1" if len(os.sched_getaffinity(0)) == 1 else "unset OMP_THREAD_LIMIT"
-    assert expected in done.stdout
+    assert in_a_new_process(code, **{name: value}).split() == [found.key, str(threads), str(threads)]
