@@ -5,13 +5,17 @@ Everything is read below a `root` folder that holds `proc`, `sys` and `etc`, so 
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
 import secrets
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from kernels.cgroup import cpu_pressure_some_us, cpu_quota, memory_limit, read_text
@@ -125,6 +129,31 @@ def data_dir() -> Path:
     if home.startswith("~"):  # neither HOME nor an entry in the user database, as in some containers
         home = os.path.join(tempfile.gettempdir(), f"user-{os.getuid()}")
     return Path(home) / "calibration-service"
+
+
+def private_dir(name: str) -> Path:
+    """Return a folder that only this user can write, as code is loaded from it.
+
+    Notes
+    -----
+    `name` in the data folder; one that ends with this process where that can't be made or written, or is open to
+    others.
+    """
+    kept = data_dir() / name
+    try:
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = kept.stat()
+    except OSError:
+        return _temporary_dir()
+    private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return kept if private and os.access(kept, os.W_OK | os.X_OK) else _temporary_dir()
+
+
+@cache
+def _temporary_dir() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="calibrate-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def host_id(root: Path = ROOT) -> str:

@@ -21,23 +21,14 @@ _KEY_PREFIXES = {"cpu-": "cc", "sim-": "simulated"}  # every other key is a GPU'
 BACKENDS = tuple(name for name, _, _ in _BACKENDS)
 
 
-def discover() -> Discovery:
+def discover_backend(name: str) -> Discovery:
     """
-    Return the devices of every backend, and in words why others can't be used.
+    Return what one backend found; a library that is not there is a reason, not an exception.
 
     Notes
     -----
-    This touches drivers: a service calls `kernels.measure.discover_in_child`.
+    This touches drivers: a process that is to outlive them calls `kernels.measure.discover_in_child`.
     """
-    found = [discover_backend(name) for name in BACKENDS]
-    return Discovery(
-        devices=tuple(device for each in found for device in each.devices),
-        unusable=tuple(item for each in found for item in each.unusable),
-    )
-
-
-def discover_backend(name: str) -> Discovery:
-    """Return what one backend found; a library that is not there is a reason, not an exception."""
     try:
         return load(name).discover()
     except ImportError as error:
@@ -86,7 +77,7 @@ def open_device(key: str) -> Iterator[OpenDevice]:
         yield device
 
 
-def find(name: str | None, discovery: Discovery | None = None) -> DeviceDescription:
+def find(name: str | None, discovery: Discovery) -> DeviceDescription:
     """
     Return the one device meant by a key, a kind, a backend or a name.
 
@@ -95,15 +86,14 @@ def find(name: str | None, discovery: Discovery | None = None) -> DeviceDescript
     name : str or None
         A key, `cpu` or `gpu`, a backend's name or a device's name, without regard to case; None means the only device
         there is.
-    discovery : Discovery or None
-        What to look in; None discovers now.
+    discovery : Discovery
+        What to look in.
 
     Raises
     ------
     NoDeviceError
         When none matches, or several do; both list what there is.
     """
-    discovery = discover() if discovery is None else discovery
     devices = discovery.devices
     listing = "; ".join(f"{device.key} ({device.name})" for device in devices) or _reasons(discovery)
     if name is None:

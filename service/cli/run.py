@@ -16,7 +16,7 @@ from kernels.errors import CancelledError, MeasureError
 from kernels.parameters import SWEEPS, ParameterError
 from service.cli.console import CliError, ProgressDisplay, note, say, table
 from service.cli.report import report
-from service.cli.serve import DataDir, load_settings
+from service.cli.serve import DataDir
 
 
 def devices(
@@ -24,8 +24,8 @@ def devices(
     data_dir: DataDir = None,
 ) -> None:
     """List this host's devices, and say in words why others can't be used."""
-    load_settings(data_dir)
-    found = registry.discover()
+    _use(data_dir)
+    found = measure.discover_in_child()
     if as_json:
         entries = [calibration.device_to_json(device) for device in found.devices]
         unusable = [{"backend": each.backend, "reason": each.reason} for each in found.unusable]
@@ -55,14 +55,14 @@ def run(
     Needs no service and no database. Exit codes: 0 done; 1 a sweep failed (the message says why and what to do);
     2 a parameter can't be used.
     """
-    load_settings(data_dir)
+    _use(data_dir)
     if not 0 < margin < float("inf"):
         raise CliError("--margin is a factor above 0", 2)
     if out is not None and not out.absolute().parent.is_dir():
         raise CliError(f"--out: there is no folder {out.absolute().parent}", 2)
     chosen = None if sweeps == "all" else [name.strip() for name in sweeps.split(",") if name.strip()]
     try:
-        target = registry.find(device)
+        target = registry.find(device, measure.discover_in_child())
         with ProgressDisplay() as display:
             document = calibration.calibrate(
                 target.key, chosen, _parameters(parameters), on_event=lambda sweep, event: _show(display, sweep, event)
@@ -78,6 +78,12 @@ def run(
         write_whole(out, json.dumps(document, indent=1, allow_nan=False))
         note(f"wrote {out}")
     say(report(document, margin))
+
+
+def _use(data_dir: Path | None) -> None:
+    """Tell this process and its children the data folder, which need not exist or be writable to measure."""
+    if data_dir is not None:
+        os.environ["CALIBRATE_DATA_DIR"] = str(data_dir.absolute())
 
 
 def _parameters(text: str | None) -> dict[str, Any]:
