@@ -104,7 +104,7 @@ def calibrate(
     """
     device = _describe(device_key, in_process)
     resolved = resolve_all(sweeps, parameters or {}, device.limits)
-    record = _Calibration(device, dict(constants or {}))
+    record = _Calibration(device, dict(constants or {}), host_id())  # before a run that would end for want of it
     for sweep, asked in resolved.items():
         request = SweepRequest(device.key, sweep, asked, record.constants_in_force(), time_limit_s)
         started_at = _now()
@@ -136,6 +136,7 @@ class _Calibration:
 
     device: DeviceDescription
     active: dict[str, float]
+    host: str
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     requested_at: str = field(default_factory=lambda: _now())
 
@@ -181,7 +182,7 @@ class _Calibration:
             "id": str(uuid.uuid4()),
             "origin": "run",
             "device": device_to_json(self.device),
-            "host_id": host_id(),
+            "host_id": self.host,
             "requested_at": self.requested_at,
             "started_at": self.requested_at,
             "finished_at": _now(),

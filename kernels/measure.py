@@ -205,10 +205,9 @@ class _Child:
         return MeasureError(f"the process that measured {request.sweep} {ending}", detail=tail or None, crashed=True)
 
     def end(self) -> None:
-        """Kill what is left of the child's group and reap it."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill what is left of the child's group, a compiler it started and gave up among them, and reap it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _tail(self) -> str:
@@ -219,12 +218,16 @@ class _Child:
 
 @contextmanager
 def _spawned(*command: str, stdin: str = "") -> Iterator[_Child]:
-    """Start a child that leads its own process group and dies with this thread; it is gone when the block ends."""
+    """
+    Start a child that leads its own process group and dies with this thread; it is gone when the block ends.
+
+    Its imports come from where this process's do, never from whatever folder it happens to be started in (`-P`).
+    """
     receive, send = os.pipe()
     with os.fdopen(receive, "rb", buffering=0) as pipe, tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "kernels.child", str(os.getpid()), str(send), *command],
+                [sys.executable, "-P", "-m", "kernels.child", str(os.getpid()), str(send), *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -58,10 +58,9 @@ class SimulatedBackend:
     def discover(self) -> Discovery:
         """Return the devices, or why the setting can't be used."""
         try:
-            truths = _configured()
-        except TruthError as error:
+            return Discovery(devices=tuple(describe(truth) for truth in _configured()))
+        except (TruthError, NoDeviceError) as error:
             return Discovery(unusable=(UnusableBackend(self.name, str(error)),))
-        return Discovery(devices=tuple(describe(truth) for truth in truths))
 
     @contextmanager
     def open(self, key: str) -> Iterator[SimulatedDevice]:

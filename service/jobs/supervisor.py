@@ -80,7 +80,7 @@ class Supervisor:
             "CALIBRATE_DATA_DIR": str(self._settings.data_dir.absolute()),
             "CALIBRATE_DATABASE_URL": self._settings.url.render_as_string(hide_password=False),
         }
-        command = [sys.executable, "-m", "service.jobs.worker", "--parent", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "service.jobs.worker", "--parent", str(os.getpid())]
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         return self._process
 

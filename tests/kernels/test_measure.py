@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,6 +189,36 @@ def test_a_held_device_is_waited_for_and_said_so(simulated):
     assert not any(isinstance(event, Progress) and "waiting" in event.message for event in events)
 
 
+def spans(devices):
+    """When each device's sweep, all started at once, opened its first and its last window, by this host's clock."""
+
+    def span(device):
+        events, _ = measured(request(device))
+        starts = [
+            window["started_at"]
+            for event in events
+            if not isinstance(event, Progress)
+            for window in event.reading.windows
+        ]
+        return min(starts), max(starts)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return sorted(pool.map(span, devices))
+
+
+def test_two_sweeps_of_one_device_run_one_after_the_other(simulated):
+    device = simulated(delay_s=0.002)
+    (_, first_end), (second_start, _) = spans([device, device])
+    assert first_end < second_start
+
+
+def test_sweeps_of_two_devices_run_at_once(simulated, monkeypatch):
+    simulated()
+    monkeypatch.setenv("CALIBRATE_SIMULATED", '[{"name": "a", "delay_s": 0.01}, {"name": "b", "delay_s": 0.01}]')
+    (_, first_end), (second_start, _) = spans(registry.discover_backend("simulated").devices)
+    assert second_start < first_end
+
+
 def test_waiting_for_a_device_ends_at_the_time_limit(simulated):
     device = simulated()
     with (
@@ -204,6 +235,25 @@ def test_the_lock_file_may_be_shared_by_other_users(simulated):
         assert lock.name == f"{device.key}.lock"
         assert lock.stat().st_mode & 0o777 == 0o666
         assert lock_folder().stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_lock_folder_that_was_there_keeps_its_mode(monkeypatch, tmp_path, linked):
+    there = tmp_path / "there"
+    there.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(there)
+    monkeypatch.setenv("CALIBRATE_LOCK_DIR", str(tmp_path / "link" if linked else there))
+    with device_lock("cpu-0", wait=lambda: None):
+        assert is_locked("cpu-0")
+    assert there.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_lock_file_that_is_a_link_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("CALIBRATE_LOCK_DIR", str(tmp_path))
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "cpu-0.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(MeasureError, match="set CALIBRATE_LOCK_DIR"), device_lock("cpu-0", wait=lambda: None):
+        pass
 
 
 def test_a_lock_folder_that_cannot_be_made_says_which_setting_to_change(monkeypatch, tmp_path):
@@ -244,6 +294,39 @@ def test_a_child_dies_with_a_parent_that_is_killed(simulated):
     parent.wait()
     _wait_until(lambda: not _is_alive(child))
     _wait_until(lambda: not is_locked(device.key))  # a moment later: the kernel ends the child's other threads last
+
+
+def test_a_child_that_is_stopped_ends_at_its_time_limit(simulated, monkeypatch):
+    monkeypatch.setattr(measure, "GRACE_S", 0.5)
+    device = simulated(failures=[{"mode": "hang", "kernel": "fma"}])
+
+    def stop(event):
+        if isinstance(event, Progress) and event.message.startswith("checking"):
+            (child,) = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+            os.kill(int(child), signal.SIGSTOP)
+
+    with pytest.raises(PointTimeoutError, match=r"issue sweep ran past its 0\.5 s"):
+        measure_sweep(request(device, time_limit_s=0.5), on_event=stop, cancelled=lambda: False)
+    assert not is_locked(device.key)
+
+
+def test_what_a_child_started_and_left_ends_with_it(simulated, monkeypatch, tmp_path):
+    note = tmp_path / "left"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, subprocess, sys\nif sys.orig_argv[-1] == 'sweep':\n"
+        f"    pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    measured(request(simulated()))
+    _wait_until(lambda: not _is_alive(int(note.read_text())))
+
+
+def test_a_file_of_the_current_folder_is_never_imported(simulated, monkeypatch, tmp_path):
+    for name in ("json.py", "numpy.py", "kernels.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    device = simulated()
+    assert discover_in_child(backends=("simulated",)).devices == (device,)
 
 
 def test_discovery_in_a_child_finds_what_discovery_here_does(simulated):

@@ -9,8 +9,10 @@ from kernels.backends import registry
 from kernels.backends.base import FmaKernel, FmaProblem
 from kernels.backends.simulated import SimulatedBackend, SimulatedDevice
 from kernels.backends.truth import Truth, TruthError, parse_truth, read_truths
+from kernels.calibration import calibrate
 from kernels.device import DeviceDescription, Discovery, UnusableBackend
 from kernels.errors import NoDeviceError
+from kernels.host import host_id
 from kernels.parameters import DeviceLimits
 
 
@@ -83,6 +85,30 @@ def test_a_setting_that_cannot_be_used_is_an_unusable_reason_and_no_exception(mo
     assert rule in unusable.reason
     with pytest.raises(NoDeviceError, match="CALIBRATE_SIMULATED"), SimulatedBackend().open("sim-0"):
         pass
+
+
+@pytest.fixture
+def nameless_host(simulated, monkeypatch, tmp_path):
+    """A host that has no identity and can't keep one."""
+    device = simulated("a")
+    monkeypatch.delenv("CALIBRATE_HOST_ID")
+    monkeypatch.setattr(host_id, "__defaults__", (tmp_path,))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CALIBRATE_DATA_DIR", str(tmp_path / "file" / "data"))
+    return device
+
+
+def test_without_an_identity_of_the_host_there_is_a_reason_and_no_device(nameless_host):
+    (unusable,) = SimulatedBackend().discover().unusable
+    assert "set CALIBRATE_HOST_ID" in unusable.reason
+
+
+def test_a_calibration_that_could_not_name_its_host_ends_before_it_measures(nameless_host, monkeypatch):
+    monkeypatch.setattr("kernels.backends.simulated.host_id", lambda: "test-host")  # as a GPU's key needs none
+    events = []
+    with pytest.raises(NoDeviceError, match="set CALIBRATE_HOST_ID"):
+        calibrate(nameless_host.key, on_event=lambda sweep, event: events.append(event), in_process=True)
+    assert events == []
 
 
 def test_a_large_file_is_refused_unread(tmp_path):
