@@ -10,10 +10,12 @@ Exit status: 0 every step ran, whether or not its goals are met; 1 a step failed
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +26,7 @@ from kernels.backends.base import OpenDevice
 from kernels.calibration import calibrate, device_to_json, versions
 from kernels.device import DeviceDescription
 from kernels.errors import MeasureError, PointTimeoutError
-from kernels.events import Event, Progress
+from kernels.events import Event, PointMeasured, Progress, RowMeasured, event_to_json
 from kernels.lock import device_lock
 from tests.gpu import gpu_steps
 from tests.gpu.gpu_report import compare, constants_of, lines, predict, render, table_to_json
@@ -71,18 +73,22 @@ class Check:
             "finished_at": None,
             "steps": {},
             "calibrations": [],
+            "unfinished": {},
             "table": [],
         }
 
     def run(self, parameters: dict[str, dict[str, Any]] | None = None) -> int:
-        """Run every step and return the exit status; `parameters` of the calibrations, defaults without."""
+        """
+        Run every step and return the exit status; `parameters` of the calibrations, defaults without.
+
+        Notes
+        -----
+        What is worth most comes first, and the long second calibration after the short steps.
+        """
         self._on_device("surroundings", gpu_steps.surroundings)
         self._on_device("compile", gpu_steps.compile_all)
         self._on_device("verify", gpu_steps.verify_all)
-        for number in (1, 2):
-            self.step(f"calibration_{number}", lambda: self._calibrate(parameters))
-        if len(self.report["calibrations"]) == 2:
-            self.step("repeatability", lambda: {"constants": compare(*self.report["calibrations"])})
+        self._calibration("calibration_1", parameters)
         self._on_device("blocktile", gpu_steps.blocktile_times)
         timed = self.report["steps"]["blocktile"]["result"]
         if timed is not None and self.report["calibrations"]:
@@ -90,6 +96,9 @@ class Check:
             self.step("predictions", lambda: {"points": predict(timed["points"], constants)})
         self._on_device("stream_sizes", gpu_steps.stream_sizes)
         self._on_device("device_copy", gpu_steps.device_copy)
+        self._calibration("calibration_2", parameters)
+        if len(self.report["calibrations"]) == 2:
+            self.step("repeatability", lambda: {"constants": compare(*self.report["calibrations"])})
         self._on_device("untiled_shapes", gpu_steps.untiled_shapes)
         self._on_device("stream_contents", gpu_steps.stream_contents)
         self._on_device("cublas", gpu_steps.cublas)
@@ -107,11 +116,14 @@ class Check:
         else:
             self._say(f"{name} ...")
             try:
-                step["result"] = measure()
+                step["result"] = _as_json(measure())
             except gpu_steps.NotMeasuredError as error:
                 step["not_measured"] = str(error)
             except MeasureError as error:
                 step["error"] = {"code": error.code, "message": str(error), "detail": error.detail}
+            except Exception as error:  # noqa: BLE001 - told with its traceback; the other steps still run
+                message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                step["error"] = {"code": "internal", "message": message, "detail": traceback.format_exc()}
         step["seconds"] = time.monotonic() - began
         ending = step["not_measured"] or (step["error"] or {}).get("message") or f"{step['seconds']:.1f} s"
         self._say(f"{name}: {ending}")
@@ -129,26 +141,40 @@ class Check:
             raise PointTimeoutError("another process on this host held the device all the time; wait for it or end it")
         time.sleep(0.25)
 
-    def _calibrate(self, parameters: dict[str, dict[str, Any]] | None) -> dict[str, Any]:
+    def _calibration(self, name: str, parameters: dict[str, dict[str, Any]] | None) -> None:
+        """Calibrate as one step; of one that fails, what its finished sweeps measured stays under `unfinished`."""
+        kept: list[dict[str, Any]] = []
         last = time.monotonic()
 
         def on_event(sweep: str, event: Event) -> None:
             nonlocal last
+            if isinstance(event, RowMeasured | PointMeasured):
+                kept.append({"sweep": sweep, **event_to_json(event)})
             if isinstance(event, Progress) and time.monotonic() - last > 5:
                 last = time.monotonic()
                 self._say(f"  {sweep}: {event.message} ({event.done}/{event.total})")
 
-        document = calibrate(
-            self._key, None, parameters, on_event=on_event, in_process=True, time_limit_s=SWEEP_LIMIT_S
-        )
-        self.report["calibrations"].append(document)
-        return {"document": len(self.report["calibrations"]) - 1}
+        def measure() -> dict[str, Any]:
+            document = calibrate(
+                self._key, None, parameters, on_event=on_event, in_process=True, time_limit_s=SWEEP_LIMIT_S
+            )
+            self.report["calibrations"].append(_as_json(document))
+            del self.report["unfinished"][name]
+            return {"document": len(self.report["calibrations"]) - 1}
+
+        self.report["unfinished"][name] = kept
+        self.step(name, measure)
 
     def _write(self) -> None:
         self.report["table"] = table_to_json(lines(self.report))
         part = self._out.with_name(self._out.name + ".part")
         part.write_text(json.dumps(self.report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(self._out)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as its JSON reads; raises ValueError for a number that is not finite, TypeError for no JSON."""
+    return json.loads(json.dumps(value, allow_nan=False))
 
 
 def choose(wanted: str | None) -> DeviceDescription | str:
@@ -174,6 +200,7 @@ def main(arguments: Sequence[str] | None = None, *, parameters: dict[str, dict[s
     if isinstance(device, str):
         print(f"gpu-check: no GPU to check: {device}", file=sys.stderr)
         return NO_GPU
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     check = Check(device, options.out, lambda line: print(line, flush=True))
     status = check.run(parameters)
     kind = "SIMULATED DEVICE, no figure is real: " if device.simulated else ""
@@ -183,4 +210,5 @@ def main(arguments: Sequence[str] | None = None, *, parameters: dict[str, dict[s
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())

@@ -44,6 +44,8 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 COPY_BYTES = 1 << 30
 VERIFY_ELEMS, ODD_ELEMS, CONTENTS_ELEMS = 1 << 26, (1 << 24) + 3, 1 << 28
 ROUNDS = 3
+QUEUED = 100
+"""Launches a batch of a tiny kernel."""
 CUBLAS_EXTENT = 8192
 
 
@@ -59,11 +61,20 @@ def cuda_only(device: OpenDevice) -> CudaDevice:
 
 
 def surroundings(device: OpenDevice) -> dict[str, Any]:
-    """Clocks, heat and neighbours at the start, versions, and the launch latency."""
+    """Clocks, heat and neighbours at the start, versions, the launch latency, and a tiny kernel's time in a queue.
+
+    The queue comes before the provenance, which tells whether it could be a graph.
+    """
+    conditions = device.conditions()
+    with device.open_workload(FmaProblem()) as workload:
+        tiny = workload.prepare(FmaKernel(1))
+        tiny.verify()
+        queued_ms = min(_device_ms(tiny, QUEUED) for _ in range(ROUNDS))
     return {
-        "conditions": conditions_to_json(device.conditions()),
-        "provenance": dict(device.provenance()),
+        "conditions": conditions_to_json(conditions),
         "launch_latency_ms": device.launch_latency_ms(),
+        "queued_launch_ms": queued_ms,
+        "provenance": dict(device.provenance()),
     }
 
 
@@ -124,6 +135,7 @@ def stream_sizes(device: OpenDevice) -> dict[str, Any]:
             kernels: dict[str, Any] = {}
             for name in NAMES:
                 prepared = [workload.prepare(StreamKernel(name, elems, c)) for c in device.stream_candidates(elems)]
+                warm_up(prepared[0], device, Clock())
                 best = min(prepared, key=lambda each: min(_device_ms(each) for _ in range(ROUNDS)))
                 best.verify()
                 kernels[name] = _rate(best, device)
@@ -145,6 +157,7 @@ def stream_contents(device: OpenDevice) -> dict[str, Any]:
             pair = {"random": random.prepare(kernel), "constant": constant.prepare(kernel)}
             for prepared in pair.values():
                 prepared.verify()
+            warm_up(pair["random"], device, Clock())
             best = dict.fromkeys(pair, 0.0)
             for _ in range(ROUNDS):
                 for each, prepared in pair.items():
@@ -160,6 +173,7 @@ def device_copy(device: OpenDevice) -> dict[str, Any]:
     driver_best = kernel_best = 0.0
     with cuda.open_workload(StreamProblem(elems)) as workload:
         prepared = [workload.prepare(StreamKernel("copy", elems, each)) for each in cuda.stream_candidates(elems)]
+        warm_up(prepared[0], device, Clock())
         kernel = min(prepared, key=_device_ms)
         kernel.verify()
         source, target = context.allocate(COPY_BYTES), context.allocate(COPY_BYTES)
@@ -218,7 +232,7 @@ def cublas(device: OpenDevice) -> dict[str, Any]:
 def untiled_shapes(device: OpenDevice) -> dict[str, Any]:
     """Time the untiled contraction over 256 x 1 and 32 x 8 blocks in both phases: how much the shape hides."""
     cuda = cuda_only(device)
-    points = []
+    points: list[dict[str, Any]] = []
     ks = [SEQUENCE * batch for batch in BATCHES]
     with cuda.open_workload(ContractionProblem(M, N, ks[-1])) as workload:
         if not isinstance(workload, ContractionWorkload):
@@ -228,7 +242,10 @@ def untiled_shapes(device: OpenDevice) -> dict[str, Any]:
                 for k in ks:
                     kernel = workload.prepare_plan(plan_untiled(UntiledKernel(M, N, k, phase), block=shape), k)
                     kernel.verify()
-                    best_ms = min(kernel.sample().wall_ms for _ in range(ROUNDS + 2))
+                    if not points:
+                        warm_up(kernel, device, Clock())
+                    samples = [kernel.sample() for _ in range(ROUNDS + 2)]
+                    best_ms = min(sample.wall_ms for sample in samples)
                     requested = 4 * k * (shape[0] + shape[1]) * kernel.facts.blocks
                     points.append(
                         {
@@ -236,6 +253,7 @@ def untiled_shapes(device: OpenDevice) -> dict[str, Any]:
                             "phase": phase,
                             "k": k,
                             "ms": best_ms,
+                            "device_ms": min(sample.device_ms for sample in samples if sample.device_ms is not None),
                             "requested_bytes": requested,
                             "distinct_bytes": kernel.facts.bytes,
                             "requested_bytes_per_s": requested / (best_ms / 1e3),
@@ -273,8 +291,8 @@ def blocktile_times(device: OpenDevice) -> dict[str, Any]:
     return {"m": M, "n": N, "geometry": LEAD.label, "points": points}
 
 
-def _device_ms(kernel: PreparedKernel) -> float:
-    sample = kernel.sample_queued(1)
+def _device_ms(kernel: PreparedKernel, batch: int = 1) -> float:
+    sample = kernel.sample_queued(batch)
     return sample.wall_ms if sample.device_ms is None else sample.device_ms
 
 

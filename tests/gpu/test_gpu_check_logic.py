@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fitting import DOCUMENT_SCHEMA, refit
-from kernels.errors import VerificationError
+from kernels.errors import PointTimeoutError, VerificationError
+from kernels.sweeps import SWEEP_FUNCTIONS
 from tests.gpu import gpu_check, gpu_report, gpu_steps
 from tests.kernels.cuda_shim.emulated_cupy import H200, EmulatedCupy, Machine
 
@@ -178,12 +179,13 @@ def test_a_whole_run_on_a_simulated_device_writes_one_json_that_says_so(
         "surroundings",
         "verify",
         "calibration_1",
-        "calibration_2",
-        "repeatability",
         "blocktile",
         "predictions",
         "stream_sizes",
+        "calibration_2",
+        "repeatability",
     ]
+    assert report["unfinished"] == {}
     assert report["steps"]["cublas"]["not_measured"] == "only a CUDA device has this"
     assert [item["batch"] for item in report["steps"]["predictions"]["result"]["points"]] == [
         2,
@@ -226,6 +228,59 @@ def test_a_step_that_fails_is_told_and_the_others_run(tmp_path: Path, monkeypatc
     }
     assert report["table"][0]["measured"].startswith("FAILED verification")
     assert report["steps"]["stream_sizes"]["result"] is not None
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        ({"rate": math.inf}, "ValueError: Out of range float values are not JSON compliant"),
+    ],
+)
+@pytest.mark.usefixtures("simulated")
+def test_a_step_that_fails_unforeseen_is_told_with_its_traceback_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Exception | dict[str, Any], message: str
+) -> None:
+    def broken(device: object) -> dict[str, Any]:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(gpu_steps, "surroundings", broken)
+    out = tmp_path / "new folder" / "check.json"
+
+    status = gpu_check.main(["--device", "sim", "--out", str(out)], parameters=QUICK)
+
+    report = json.loads(out.read_text())
+    error = report["steps"]["surroundings"]["error"]
+    assert status == gpu_check.STEP_FAILED
+    assert error["code"] == "internal"
+    assert error["message"].startswith(message)
+    assert error["detail"].startswith("Traceback (most recent call last)")
+    assert len(report["calibrations"]) == 2
+
+
+@pytest.mark.usefixtures("simulated")
+def test_what_a_failed_calibration_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hung(run: object) -> None:
+        raise PointTimeoutError("the working set sweep hung")
+
+    monkeypatch.setitem(SWEEP_FUNCTIONS, "working_set", hung)
+    out = tmp_path / "check.json"
+
+    status = gpu_check.main(["--device", "sim", "--out", str(out)], parameters=QUICK)
+
+    report = json.loads(out.read_text())
+    assert status == gpu_check.STEP_FAILED
+    assert report["calibrations"] == []
+    assert report["steps"]["calibration_1"]["error"]["code"] == "timeout"
+    assert {item["sweep"] for item in report["unfinished"]["calibration_1"]} == {"stream"}
+    assert {item["row"]["routine"] for item in report["unfinished"]["calibration_2"]} == {
+        "stream_copy",
+        "stream_scale",
+        "stream_add",
+        "stream_triad",
+    }
 
 
 @pytest.mark.usefixtures("simulated")
@@ -274,11 +329,14 @@ def test_the_steps_that_only_cuda_has_run_on_an_emulated_device(monkeypatch: pyt
     assert not isinstance(found, str)
 
     with gpu_check.registry.open_device(found.key) as device:
+        around = gpu_steps.surroundings(device)
         compiled = gpu_steps.compile_all(device)
         copied = gpu_steps.device_copy(device)
         contents = gpu_steps.stream_contents(device)
         shapes = gpu_steps.untiled_shapes(device)
 
+    assert around["queued_launch_ms"] > 0
+    assert around["provenance"]["short_launches"] == "graphs"
     assert len(compiled["kernels"]) == 8 + 3 + 4 + 4 + 1
     assert compiled["spilling"] == []
     assert copied["kernel_over_driver"] > 0
