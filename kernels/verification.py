@@ -34,6 +34,9 @@ SCALAR = 0.5
 
 _CHUNK = 1 << 17  # elements: float64 temporaries of 1 MiB, about one core's L2
 _ROWS_BYTES = 1 << 25  # float64 bytes of operand rows converted at a time
+_SUSPECT = (
+    "None of its times count. Repeat the run; if it fails again, suspect the compiler or the memory of this device."
+)
 _BLAS_SPIN_S = 0.1  # OpenBLAS threads spin for 2^26 ticks after a product and would disturb the first sample
 
 
@@ -50,7 +53,7 @@ def check_stream(kernel: StreamKernel, read: Read) -> None:
     kernel
         What was run.
     read
-        Reads `a`, `b` and `c` as they are after the run; inputs are not changed by a STREAM kernel.
+        Reads the output as it is after the run, and the inputs as they were before it.
 
     Raises
     ------
@@ -81,6 +84,14 @@ def check_stream(kernel: StreamKernel, read: Read) -> None:
         wrong += count
     if first is not None:
         raise _mismatch(f"stream_{kernel.name}", kernel.candidate.label, first, wrong, kernel.elems)
+
+
+def spoilt_input(kernel: StreamKernel, name: str, wrong: int) -> VerificationError:
+    """Return the error of a STREAM kernel that wrote to its input `name`, with which any output could agree."""
+    return VerificationError(
+        f"stream_{kernel.name} {kernel.candidate.label}: {wrong} of {kernel.elems} elements differ from what its input"
+        f" {name} held before the run. {_SUSPECT}"
+    )
 
 
 def stream_reference(name: StreamName, read: Read, start: int, stop: int) -> Float32:
@@ -207,6 +218,5 @@ def _mismatch(
     index = f"[{at}]" if columns is None else f"[{at // columns}, {at % columns}]"
     return VerificationError(
         f"{kernel} {candidate}: {wrong} of {total} elements differ from the float64 reference; the first is {index}: "
-        f"got {got!r}, expected {expected!r}. None of its times count. Repeat the run; if it fails again, suspect the "
-        "compiler or the memory of this device."
+        f"got {got!r}, expected {expected!r}. {_SUSPECT}"
     )

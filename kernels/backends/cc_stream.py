@@ -7,7 +7,14 @@ from kernels.backends.cc_compiler import Compiler
 from kernels.backends.cc_team import Team
 from kernels.backends.cc_workload import CcKernel, CcWorkload, entry_point
 from kernels.errors import UnsupportedError
-from kernels.verification import STREAM_FLOPS, STREAM_INPUTS, STREAM_OUTPUT, check_stream, stream_streams
+from kernels.verification import (
+    STREAM_FLOPS,
+    STREAM_INPUTS,
+    STREAM_OUTPUT,
+    check_stream,
+    spoilt_input,
+    stream_streams,
+)
 
 
 class StreamWorkload(CcWorkload):
@@ -44,6 +51,10 @@ class StreamWorkload(CcWorkload):
                 self._refresh(name)
             self._team.poison(self.array(output))
             run(1)
+            for name in inputs:
+                spoilt = self._team.changed(self.array(name), seed=ord(name))
+                if spoilt:
+                    raise spoilt_input(kernel, name, spoilt)
             check_stream(kernel, self._read)
 
         chunk = candidate.block * candidate.vector

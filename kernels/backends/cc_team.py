@@ -46,6 +46,8 @@ class Team:
         self._library = library = compiler.load("host.c")
         library.fill_uniform.argtypes = [C_POINTER, C_INT64, ctypes.c_uint64, ctypes.c_int]
         library.fill_uniform.restype = None
+        library.changed.argtypes = library.fill_uniform.argtypes
+        library.changed.restype = C_INT64
         library.poison.argtypes = [C_POINTER, C_INT64, ctypes.c_int]
         library.poison.restype = None
         library.empty.argtypes = [ctypes.c_int, C_INT64]
@@ -108,6 +110,10 @@ class Team:
     def fill(self, array: Float32, seed: int) -> None:
         """Fill an array with uniform values in [-1, 1), element i always the same for a seed; first touch if new."""
         self._library.fill_uniform(array.ctypes.data, array.size, seed, self.threads)
+
+    def changed(self, array: Float32, seed: int) -> int:
+        """Return how many elements are no longer what `fill` made them."""
+        return int(self._library.changed(array.ctypes.data, array.size, seed, self.threads))
 
     def poison(self, array: Float32) -> None:
         """Fill an array with NaN; first touch if new."""

@@ -68,13 +68,27 @@ static inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
 }
 
 /* Uniform in [-1, 1), multiples of 2^-23: exact in float32. */
+static inline float uniform(uint64_t seed, int64_t i) {
+    return (float)((int32_t)(random_bits(seed, (uint64_t)i) >> 40) - (1 << 23)) * 0x1p-23f;
+}
+
 void fill_uniform(float *restrict at, int64_t elems, uint64_t seed, int threads) {
 #pragma omp parallel num_threads(threads)
     {
         const share mine = share_of(elems);
-        for (int64_t i = mine.begin; i < mine.end; i++)
-            at[i] = (float)((int32_t)(random_bits(seed, (uint64_t)i) >> 40) - (1 << 23)) * 0x1p-23f;
+        for (int64_t i = mine.begin; i < mine.end; i++) at[i] = uniform(seed, i);
     }
+}
+
+/* How many elements are no longer what `fill_uniform` made them; NaN is none of those. */
+int64_t changed(const float *at, int64_t elems, uint64_t seed, int threads) {
+    int64_t count = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : count)
+    {
+        const share mine = share_of(elems);
+        for (int64_t i = mine.begin; i < mine.end; i++) count += at[i] != uniform(seed, i);
+    }
+    return count;
 }
 
 /* NaN everywhere, so that an element that a kernel leaves out can't look right. */

@@ -58,6 +58,7 @@ sys.exit(subprocess.run([{compiler!r}, *arguments]).returncode)
     [
         ("stream.c", "i < elems; i++) output[i]", "i < elems - 1; i++) output[i]"),
         ("stream.c", "0.5f * LOAD(q + i)", "0.50001f * LOAD(q + i)"),
+        ("stream.c", "#define LOAD(at) (*(const vector *)(at))", "#define LOAD(at) (*(vector *)(at) *= 2.0f)"),
         ("contraction.c", "d3 * x3[i]", "d2 * x3[i]"),
         ("blocktile.c", "dy[k * m + o]", "dy[k * m + o / 2 * 2]"),
         ("blocktile.c", "next[c].from + s * next", "next[c].from + s / 2 * 2 * next"),
