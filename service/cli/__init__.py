@@ -1,48 +1,15 @@
-"""The `calibrate` command.
-
-Exit codes: 0 done; 1 the work failed, and the message says why; 2 the command or its input can't be used;
-130 interrupted.
-"""
+"""The `calibrate` command."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from service.cli import fit, run, serve, store
-from service.cli.console import CliError
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Measure, fit, store and serve the constants of an autotuner's cost model.",
-)
-app.command("serve")(serve.serve)
-app.command("worker")(serve.worker)
-app.command("run")(run.run)
-app.command("devices")(run.devices)
-app.command("fit")(fit.fit)
-app.command("import")(store.import_document)
-app.command("export")(store.export_document)
-database = typer.Typer(no_args_is_help=True, help="The database.")
-database.command("upgrade")(store.upgrade)
-app.add_typer(database, name="db")
-token = typer.Typer(no_args_is_help=True, help="Bearer tokens of the HTTP interface.")
-token.command("create")(store.create_token)
-token.command("list")(store.list_tokens)
-token.command("revoke")(store.revoke_token)
-app.add_typer(token, name="token")
-
 
 def main() -> None:
-    """Run the command line; a failure is one message on stderr and an exit code, never a traceback."""
+    """Run the command line; Ctrl-C ends it without a traceback, also while its modules are still being loaded."""
     try:
-        app(prog_name="calibrate")
-    except CliError as error:
-        print(f"calibrate: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        from service.cli.app import start
+
+        start()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,8 +22,16 @@ class CliError(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result to stdout."""
-    sys.stdout.write(text + "\n")
+    """Print a line of the result to stdout; end quietly where nobody reads on, as before `| head`."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # what the buffer still holds must not fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from error
+        raise CliError(f"the output can't be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
