@@ -168,12 +168,20 @@ def check_contraction(kernel: str, candidate: str, got: Float32, reference: Floa
     a unit in the last place of it stay below k 2^-23 whatever the order of summation, while one product left out is
     of the order of 1/4. NaN compares as wrong.
     """
-    wrong = ~(np.abs(got.astype(np.float64) - reference) <= k * 2.0**-23)
-    count = int(np.count_nonzero(wrong))
-    if count:
-        flat = int(np.argmax(wrong))
-        first = (flat, float(got.flat[flat]), float(reference.flat[flat]))
-        raise _mismatch(kernel, candidate, first, count, got.size, columns=got.shape[1])
+    rows, columns = got.shape
+    step = max(1, _CHUNK // columns)
+    first: tuple[int, float, float] | None = None
+    count = 0
+    for row in range(0, rows, step):
+        part, expected = got[row : row + step], reference[row : row + step]
+        wrong = ~(np.abs(part.astype(np.float64) - expected) <= k * 2.0**-23)
+        here = int(np.count_nonzero(wrong))
+        if here and first is None:
+            at = int(np.argmax(wrong))
+            first = (row * columns + at, float(part.flat[at]), float(expected.flat[at]))
+        count += here
+    if first is not None:
+        raise _mismatch(kernel, candidate, first, count, got.size, columns=columns)
 
 
 def fma_reference(start: NDArray[Any], steps: int) -> Float32:

@@ -118,6 +118,14 @@ def test_a_cell_within_k_times_2_to_the_minus_23_passes_and_one_outside_fails() 
         check_contraction("blocktile", "32x32x8/4x4 k=3", got, reference, k=3)
 
 
+def test_wrong_cells_far_apart_are_all_counted_and_the_first_is_named() -> None:
+    got = np.ones((1000, 300), np.float32)  # three chunks of rows
+    got[[450, 999], [7, 299]] = 2
+
+    with pytest.raises(VerificationError, match=r"2 of 300000 .*\[450, 7\]: got 2\.0, expected 1\.0"):
+        check_contraction("untiled", "k=8", got, np.ones((1000, 300)), k=8)
+
+
 def test_a_cell_that_is_not_a_number_fails() -> None:
     with pytest.raises(VerificationError, match="got nan"):
         check_contraction("untiled", "k=8", np.full((1, 1), np.nan, np.float32), np.zeros((1, 1)), k=8)
