@@ -50,7 +50,7 @@ PERIOD = 4_194_301
 """Elements after which STREAM inputs repeat: the largest prime below 2^22, so that no power-of-two error in an index
 lands on an equal value, while a host buffer of 16 MiB holds all there is to know of an array of any size."""
 REUSE_BYTES = 1 << 30
-"""Least bytes between two uses of an address: 16 times the largest last-level cache of today, see `docs/gpu.md`."""
+"""Least bytes between two uses of an address: eight times the 126 MB of L2 that a B200 has, see `docs/gpu.md`."""
 MOST_BUFFER_SETS = 8
 _SEED = 20240229
 

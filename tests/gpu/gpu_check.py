@@ -2,7 +2,7 @@
 
 Needs Python 3.11 or later, this repository, numpy and CuPy; pynvml (nvidia-ml-py) for clocks. No service, no database.
 
-    PYTHONPATH=. python tests/gpu/gpu_check.py --out gpu-check.json
+    python tests/gpu/gpu_check.py --out gpu-check.json
 
 Exit status: 0 every step ran, whether or not its goals are met; 1 a step failed; 2 wrong usage; 3 no usable GPU.
 """
@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kernels.backends import registry
 from kernels.backends.base import OpenDevice

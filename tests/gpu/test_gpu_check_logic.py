@@ -297,9 +297,7 @@ def test_past_its_budget_a_run_ends_and_says_what_it_left_out(tmp_path: Path) ->
 def test_without_a_gpu_it_says_why_in_one_line_and_exits_3(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests/gpu/gpu_check.py"), "--out", str(tmp_path / "none.json")]
 
-    done = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
 
     assert done.returncode == gpu_check.NO_GPU == 3
     assert done.stderr.startswith("gpu-check: no GPU to check: ")
