@@ -21,7 +21,7 @@ STREAM_LEAST, STREAM_MOST, STREAM_KERNEL_MS = 16, 64, 25.0
 QUEUE_BELOW_MS, QUEUED_MS, QUEUE_MOST = 0.1, 1.0, 1000
 """Kernels under 100 us are queued in batches of about 1 ms, so that the clock's grain and the launch don't show."""
 SLOW_MS, SLOW_SAMPLES = 500.0, 3
-"""Past half a second a run, three samples: a neighbour's burst is shorter than that."""
+"""Past half a second a run, three samples: a neighbour's burst is shorter than that. STREAM rows keep their rule."""
 CONTENDED_RATIO = 2.0
 WARM_UP_MS, WARM_UP_MOST_MS, WARM_UP_RUNS, STEADY = 200.0, 1000.0, 20_000, 0.01
 """Clocks of idle processors rise within some 100 ms; steady means two readings within 1 %."""
@@ -66,7 +66,7 @@ class Policy:
 
 
 def stream_policy(repeats: int) -> Policy:
-    """Return the rule of STREAM rows: at least 16 samples or the asked repeats, to 25 ms or 64 samples."""
+    """Return the rule of STREAM rows: at least 16 samples or the asked repeats, to 25 ms or 64 samples; never fewer."""
     least = max(STREAM_LEAST, repeats)
     return Policy(least, max(STREAM_MOST, least), STREAM_KERNEL_MS, queued=True)
 
@@ -153,19 +153,21 @@ def measure_window(
 
     Notes
     -----
-    The first run warms up and tells how long one takes; it counts only where a run is slow.
+    The first run warms up and tells how long one takes; it counts only where a run is slow and the rule allows fewer.
     """
     before, started_at, start = device.conditions(), clock.now(), clock.monotonic()
     samples: list[Sample] = []
     batch, least, most = 1, policy.least, policy.most
-    if known_ms is None or known_ms <= SLOW_MS:
+    slow = not policy.queued and known_ms is not None and known_ms > SLOW_MS
+    if not slow:
         pilot = _sample(kernel, policy, 1)
         pilot_ms = _reading(pilot, policy)
         if policy.queued and 0 < pilot_ms < QUEUE_BELOW_MS:
             batch = min(QUEUE_MOST, math.ceil(QUEUED_MS / pilot_ms))
-        if pilot_ms > SLOW_MS:
+        if not policy.queued and pilot_ms > SLOW_MS:
+            slow = True
             samples.append(pilot)
-    cut = (bool(samples) or (known_ms is not None and known_ms > SLOW_MS)) and most > SLOW_SAMPLES
+    cut = slow and most > SLOW_SAMPLES
     if cut:
         least, most = min(least, SLOW_SAMPLES), SLOW_SAMPLES
     spent_ms = sum(_reading(sample, policy) for sample in samples)

@@ -241,21 +241,28 @@ class Stopwatch:
         self._done += 1
 
     def _disagreements(self, cases: Sequence[Case]) -> list[str]:
-        worst = max(cases, key=lambda case: case.disagreement, default=None)
-        if worst is None or worst.disagreement <= WINDOWS_AGREE:
-            return []
-        count = sum(case.disagreement > WINDOWS_AGREE for case in cases)
-        return [
-            f"windows differ by more than {WINDOWS_AGREE:.0%} on {count} of {len(cases)} points"
-            f" (most: {worst.name}, {worst.disagreement:.0%})"
-        ]
+        reasons = []
+        apart = [case for case in cases if case.disagreement > WINDOWS_AGREE]
+        if apart:
+            worst = max(apart, key=lambda case: case.disagreement)
+            reasons.append(
+                f"windows differ by more than {WINDOWS_AGREE:.0%} on {len(apart)} of {len(cases)} points"
+                f" (most: {worst.name}, {worst.disagreement:.0%})"
+            )
+        alone = [case.name for case in cases if len(case.admitted) < 2]
+        if alone:
+            reasons.append(
+                f"fewer than two windows were admitted on {len(alone)} of {len(cases)} points, so nothing confirms them"
+                f" (first: {alone[0]})"
+            )
+        return reasons
 
     def _drift(self) -> list[str]:
         if self._repeated is None:
             return []
         first, repeat = self._repeated
         if repeat.best_ms is None or not first.admitted:
-            return []
+            return [f"{first.name} has no admitted window at the start or at the end, so drift is unknown"]
         drift = abs(repeat.best_ms / min(first.admitted[0].readings_ms) - 1)
         allowed = DRIFT.get(self.run.device.description.backend, DRIFT_GPU)
         return [f"{first.name} drifted by {drift:.1%} from start to end"] if drift > allowed else []

@@ -342,6 +342,20 @@ class Observed(SimulatedDevice):
         return self.script(self.readings)
 
 
+def test_points_that_no_second_window_confirms_make_a_sweep_doubtful():
+    # two readings of the warm-up, then two a window: three windows of the first pass are cool
+    def hot_later(n):
+        return Conditions(throttle=("hw_slowdown",) if n > 2 + 3 * 2 else ())
+
+    doubtful = recorded("issue", {"ks": [8192, 16384]}, Observed(Truth("gpu"), hot_later)).run().result.doubtful
+    assert doubtful == (
+        "fewer than two windows were admitted on 3 of 3 points, so nothing confirms them"
+        " (first: issue_contraction 32x32x8/4x4,m=512,n=512,k=8192)",
+        "issue_contraction 32x32x8/4x4,m=512,n=512,k=8192 has no admitted window at the start or at the end, so drift"
+        " is unknown",
+    )
+
+
 def test_stolen_processor_time_makes_a_sweep_doubtful():
     device = Observed(Truth("vm"), lambda n: Conditions(cpu_steal_ticks=6 * n, cpu_total_ticks=100 * n))
     sweep = recorded("issue", device=device).run()

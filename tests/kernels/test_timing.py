@@ -87,6 +87,12 @@ def test_a_stream_window_of_short_kernels_ends_at_64_samples():
     assert len(window(ScriptedKernel(0.2), stream_policy(16)).readings_ms) == 64
 
 
+def test_a_stream_window_has_16_samples_however_slow_the_kernel():
+    measured = window(ScriptedKernel(600.0), stream_policy(16))
+    assert (len(measured.readings_ms), measured.cut) == (16, False)
+    assert len(window(ScriptedKernel(600.0), stream_policy(16), known_ms=600.0).readings_ms) == 16
+
+
 def test_more_samples_than_16_are_taken_when_asked_for():
     assert len(window(ScriptedKernel(3.0), stream_policy(100)).readings_ms) == 100
 
