@@ -62,6 +62,7 @@ def calibrate(
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     on_event: Callable[[str, Event], None],
+    on_document: Callable[[dict[str, Any]], None] = lambda document: None,
     in_process: bool = False,
     constants: Mapping[str, float] | None = None,
     time_limit_s: float = 900.0,
@@ -81,6 +82,8 @@ def calibrate(
         Sweep to parameters, checked by `kernels.parameters.resolve_all`.
     on_event : callable
         Called with the sweep and each of its events.
+    on_document : callable
+        Called after each sweep with the document so far, so that a later sweep's failure loses no finished one.
     in_process : bool
         Measure in this process and not in a child: a crash or hang of a kernel is then this process's own.
     constants : mapping or None
@@ -117,6 +120,7 @@ def calibrate(
 
         result = run_sweep(request, take) if in_process else measure_sweep(request, on_event=take, cancelled=cancelled)
         record.add(request, records, result, started_at)
+        on_document(record.document())
     return record.document()
 
 
@@ -137,6 +141,7 @@ class _Calibration:
     device: DeviceDescription
     active: dict[str, float]
     host: str
+    identity: str = field(default_factory=lambda: str(uuid.uuid4()))
     sweeps: list[dict[str, Any]] = field(default_factory=list)
     requested_at: str = field(default_factory=lambda: _now())
 
@@ -179,7 +184,7 @@ class _Calibration:
     def _head(self) -> dict[str, Any]:
         return {
             "schema": DOCUMENT_SCHEMA,
-            "id": str(uuid.uuid4()),
+            "id": self.identity,
             "origin": "run",
             "device": device_to_json(self.device),
             "host_id": self.host,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from service import auth, db
 from service.cli.console import CliError, note, say, table
-from service.cli.run import write_whole
+from service.cli.run import check_out, write_whole
 from service.cli.serve import DatabaseUrl, DataDir, load_settings
 from service.config import Settings
 from service.errors import ServiceError
@@ -63,6 +63,8 @@ def export_document(
     """Write a stored calibration as one JSON from which every fit can be recomputed."""
     from service.documents import export_calibration
 
+    if out is not None:
+        check_out(out)
     with _open(load_settings(data_dir, database_url)) as database, database.read() as session:
         text = json.dumps(export_calibration(session, calibration), indent=1, allow_nan=False)
     if out is None:

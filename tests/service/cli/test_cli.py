@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from fitting import CalibrationRow, record_to_json
+from kernels.errors import PointTimeoutError
+from kernels.measure import SweepRequest, SweepResult, measure_sweep
 from service.cli import main
 
 SIMULATED = json.dumps([{"name": "planted", "multiprocessors": 20, "memory_bytes": 8 << 30, "noise": 0.0}])
@@ -167,7 +169,10 @@ def test_rows_come_from_stdin_and_from_json_too(
         (["run", "--device", "planted (simulated)", "--parameters", "{"], "not JSON"),
         (["run", "--device", "planted (simulated)", "--parameters", '{"stream": {"elems": 1}}'], "stream.elems"),
         (["run", "--device", "planted (simulated)", "--margin", "-1"], "margin"),
+        (["run", "--device", "planted (simulated)", "--margin", "1e300"], "margin"),
         (["run", "--device", "planted (simulated)", "--out", "no/such/folder/file"], "no folder"),
+        (["run", "--device", "planted (simulated)", "--out", "."], "name a file"),
+        (["run", "--device", "planted (simulated)", "--out", "/dev/null"], "name a file"),
         (["token", "create", "ci", "--scope", "admin"], "admin"),
         (["token", "revoke", "nobody"], "no token named 'nobody'"),
         (["import", "odd.json"], "schema"),
@@ -340,6 +345,27 @@ def test_a_failed_run_names_its_code_and_what_to_do(
     assert odd.code == 1
     assert "no_exact_rows" in odd.err
     assert "power of two" in odd.err
+
+
+def test_a_sweep_that_fails_loses_none_that_had_finished(
+    calibrate: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure_stream_only(request: SweepRequest, **how: Any) -> SweepResult:
+        if request.sweep == "stream":
+            return measure_sweep(request, **how)
+        raise PointTimeoutError("the working_set sweep hung; ask for smaller ks")
+
+    monkeypatch.setenv("CALIBRATE_SIMULATED", SIMULATED)
+    monkeypatch.setattr("kernels.calibration.measure_sweep", measure_stream_only)
+    out = tmp_path / "run.json"
+
+    ran = calibrate("run", "--device", "planted (simulated)", "--sweeps", "stream,working_set", "--out", out)
+
+    assert ran.code == 1
+    assert "calibrate: timeout: the working_set sweep hung" in ran.err
+    assert f"wrote {out}: stream\n" in ran.err
+    assert "model_peak_memory_bandwidth=" in ran.out
+    assert calibrate("import", out).code == 0
 
 
 def test_a_host_with_no_compiler_says_so_and_what_to_install(
