@@ -33,6 +33,20 @@ except NoDeviceError as error:
 print(json.dumps([backend.name, len(found.devices), [item.reason for item in found.unusable], opened]))
 """
 
+LAUNCH = """
+import cupy
+from kernels.backends.cuda_context import Arguments, Context, Function
+from kernels.backends.cuda_source import Plan
+
+context = Context.__new__(Context)  # there is no device to make one on
+context._driver, context.stream = cupy.cuda.driver, 0x99
+context._errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+plan = Plan("", (), "", (2**31 - 1, 65535), (256, 4), ("out", 1 << 40, 1.5), "", 0, 0)
+resident = context.call(context._driver.occupancyMaxActiveBlocksPerMultiprocessor, 0x1234, 256, 0)
+context.launch(Function(0x1234, None, 0, 0, 0, resident), plan, Arguments(plan.arguments, {"out": 0x7F0000001000}))
+print(resident)
+"""
+
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,13 +55,17 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def discover(**settings: str) -> str:
-    """The one reason that a fresh process gives, which must also be why nothing can be opened."""
+def run(script: str, **settings: str) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **settings}
-    command = [sys.executable, "-W", "error", "-c", DISCOVER]
+    command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    name, devices, (reason,), opened = json.loads(done.stdout)
+    return done.stdout
+
+
+def discover(**settings: str) -> str:
+    """The one reason that a fresh process gives, which must also be why nothing can be opened."""
+    name, devices, (reason,), opened = json.loads(run(DISCOVER, **settings))
     assert (name, devices) == ("cuda", 0)
     assert opened == f"GPU-any: {reason}"
     return str(reason)
@@ -88,6 +106,15 @@ def test_a_home_in_which_cupy_can_keep_no_kernels_hides_no_device(
     reason = discover(LD_LIBRARY_PATH=str(stub), STUB_INIT="100", HOME=str(tmp_path / "home"))
 
     assert "the NVIDIA driver works but shows no device" in reason
+
+
+def test_a_launch_reaches_the_driver_as_it_was_planned(stub: Path) -> None:
+    launched, resident = run(LAUNCH, LD_LIBRARY_PATH=str(stub)).splitlines()
+
+    assert launched == (
+        "0x1234 grid 2147483647 65535 1 block 256 4 1 shared 0 stream 0x99 extra 0: 0x7f0000001000 1099511627776 1.5"
+    )
+    assert resident == "8"
 
 
 def names(emulated: Any) -> set[str]:

@@ -1,4 +1,5 @@
 /* A stand-in for libcuda.so.1: says what the environment tells it to, and has no device that works. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,3 +43,20 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
     return 0;
 }
 #endif
+
+/* Prints what it is given; the kernel is taken to have a pointer, a 64-bit integer and a float for parameters. */
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra)
+{
+    printf("%p grid %u %u %u block %u %u %u shared %u stream %p extra %d: %p %lld %g\n", function, gx, gy, gz, bx, by, bz,
+           shared, stream, extra != NULL, *(void **)parameters[0], *(long long *)parameters[1], *(float *)parameters[2]);
+    fflush(stdout);
+    return 0;
+}
+
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared)
+{
+    (void)function;
+    *blocks = shared ? 0 : 2048 / threads;
+    return 0;
+}
