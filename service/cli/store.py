@@ -126,7 +126,9 @@ def _open(settings: Settings) -> Iterator[db.Database]:
 def _failures() -> Iterator[None]:
     try:
         yield
-    except (ServiceError, db.MigrationError) as error:
+    except ServiceError as error:
+        raise CliError(str(error), 2 if error.status < 500 else 1) from error
+    except db.MigrationError as error:
         raise CliError(str(error)) from error
     except SQLAlchemyError as error:
         raise CliError(f"the database can't be used: {error}") from error
