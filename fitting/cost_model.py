@@ -223,6 +223,9 @@ def ranking_seconds(
         raise ValueError("requested and working_set go together: give both (untiled kernel) or neither (tiled)")
     for name, count in (("scalar_ops", scalar_ops), ("mma_ops", mma_ops), ("distinct", distinct)):
         checked_count(name, count, least=0)
+    if requested is not None and working_set is not None:
+        checked_count("requested", requested, least=0)
+        checked_count("working_set", working_set, least=0)
     for name, constant in (
         ("peak_flops", peak_flops),
         ("peak_memory_bandwidth", peak_memory_bandwidth),
@@ -290,8 +293,6 @@ def _memory_legs(
     legs = [] if bandwidth is None else [distinct / bandwidth]
     if requested is None or working_set is None or capacity is None:
         return legs
-    checked_count("requested", requested, least=0)
-    checked_count("working_set", working_set, least=0)
     rate = cache_bandwidth if working_set <= capacity else bandwidth
     return legs if rate is None else [*legs, requested / rate]
 

@@ -184,7 +184,8 @@ def test_a_score_beyond_the_range_of_a_float_is_none() -> None:
         ({"issue_rate": -1.0}, "issue_rate"),
         ({"cache_capacity": math.nan}, "cache_capacity"),
         ({"mma_ops": -1}, "mma_ops"),
-        ({"requested": -1, "working_set": 5, "cache_capacity": 1.0}, "requested"),
+        ({"requested": -1, "working_set": 5}, "requested"),
+        ({"requested": 5, "working_set": -1, "cache_capacity": 1.0}, "working_set"),
     ],
 )
 def test_the_score_refuses_nonsense_by_name(arguments: dict[str, float], named: str) -> None:
