@@ -28,7 +28,7 @@ from kernels.backends.base import OpenDevice
 from kernels.calibration import calibrate, device_to_json, versions
 from kernels.device import DeviceDescription
 from kernels.errors import MeasureError, PointTimeoutError
-from kernels.events import Event, PointMeasured, Progress, RowMeasured, event_to_json
+from kernels.events import Event, Progress
 from kernels.lock import device_lock
 from tests.gpu import gpu_steps
 from tests.gpu.gpu_report import compare, constants_of, lines, predict, render, table_to_json
@@ -50,7 +50,7 @@ class Check:
     device
         What is checked.
     out
-        The JSON file, written anew after each step, so that a crash loses one step only.
+        The JSON file, written anew after each step and sweep, so that a crash loses one of them only.
     say
         Takes a line of progress.
     budget_s
@@ -144,27 +144,33 @@ class Check:
         time.sleep(0.25)
 
     def _calibration(self, name: str, parameters: dict[str, dict[str, Any]] | None) -> None:
-        """Calibrate as one step; of one that fails, what its finished sweeps measured stays under `unfinished`."""
-        kept: list[dict[str, Any]] = []
+        """Calibrate as one step; of one that fails, the document of its finished sweeps stays under `unfinished`."""
         last = time.monotonic()
 
         def on_event(sweep: str, event: Event) -> None:
             nonlocal last
-            if isinstance(event, RowMeasured | PointMeasured):
-                kept.append({"sweep": sweep, **event_to_json(event)})
             if isinstance(event, Progress) and time.monotonic() - last > 5:
                 last = time.monotonic()
                 self._say(f"  {sweep}: {event.message} ({event.done}/{event.total})")
 
+        def on_document(document: dict[str, Any]) -> None:
+            self.report["unfinished"][name] = _as_json(document)
+            self._write()
+
         def measure() -> dict[str, Any]:
             document = calibrate(
-                self._key, None, parameters, on_event=on_event, in_process=True, time_limit_s=SWEEP_LIMIT_S
+                self._key,
+                None,
+                parameters,
+                on_event=on_event,
+                on_document=on_document,
+                in_process=True,
+                time_limit_s=SWEEP_LIMIT_S,
             )
             self.report["calibrations"].append(_as_json(document))
             del self.report["unfinished"][name]
             return {"document": len(self.report["calibrations"]) - 1}
 
-        self.report["unfinished"][name] = kept
         self.step(name, measure)
 
     def _write(self) -> None:
