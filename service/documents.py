@@ -212,8 +212,7 @@ def parse_document(body: bytes) -> ParsedDocument:
         return ParsedDocument(document, measured, found, fitting.constants_of(found, fitting.measurements_of(raw)))
     except ValidationError as error:
         fields = [
-            {"field": ".".join(("document", *map(str, item["loc"]))), "rule": item["msg"]}
-            for item in error.errors()[:20]
+            {"field": ".".join(("document", *map(str, item["loc"]))), "rule": item["msg"]} for item in error.errors()
         ]
         raise InvalidRequestError(f"{fields[0]['field']}: {fields[0]['rule']}", fields=fields) from error
     except DocumentError as error:
@@ -233,7 +232,7 @@ def _last_calibration(raw: Any) -> Any:
 
 
 def _check_storable(value: Any, path: str) -> None:
-    """Refuse what a database column can't hold: NUL in a text, integers past 64 bits."""
+    """Refuse what a database column can't hold: NUL in a text, integers past 64 bits, numbers past a float's range."""
     if isinstance(value, dict):
         for key, item in value.items():
             _check_storable(key, path)
@@ -245,6 +244,8 @@ def _check_storable(value: Any, path: str) -> None:
         raise DocumentError(path, "must not hold a NUL character")
     elif isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise DocumentError(path, "must be under 2^63")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DocumentError(path, "must be a finite number")
 
 
 def _check_consistent(document: CalibrationDocument) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -9,7 +10,6 @@ from typing import Any, ClassVar
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic_core import to_json
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 MEDIA_TYPE = "application/problem+json"
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_MOST_FIELDS = 20  # faults named in one answer: a body may have thousands
 _HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 _log = structlog.get_logger(__name__)
 
@@ -115,7 +116,7 @@ def problem(
     fields: Sequence[Mapping[str, str]] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Render a problem document."""
+    """Render a problem document; a lone surrogate that a request smuggled in, which UTF-8 can't hold, is a `?`."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -124,8 +125,9 @@ def problem(
         "code": code,
     }
     if fields:
-        body["errors"] = list(fields)
-    return Response(to_json(body), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+        body["errors"] = list(fields[:_MOST_FIELDS])
+    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+    return Response(content, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def render(error: ServiceError) -> Response:

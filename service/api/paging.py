@@ -32,9 +32,14 @@ def decode_cursor(cursor: str, kinds: Sequence[type[str] | type[int]]) -> list[A
         raise _bad_cursor() from None
     if not isinstance(values, list) or [type(value) for value in values] != list(kinds):
         raise _bad_cursor()
-    if any("\x00" in value if isinstance(value, str) else abs(value) >= 2**63 for value in values):
+    if not all(_is_storable(value) for value in values):
         raise _bad_cursor()
     return values
+
+
+def _is_storable(value: str | int) -> bool:
+    """Whether a database takes it: 64 bits; no NUL and no lone surrogate, neither of which is printable."""
+    return value.isprintable() if isinstance(value, str) else abs(value) < 2**63
 
 
 def decode_time_cursor(cursor: str) -> tuple[datetime, str]:

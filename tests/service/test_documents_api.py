@@ -171,6 +171,23 @@ def test_a_bad_record_in_a_document_is_named(
     assert answer.json()["errors"][0]["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"cores": 2', '"cores": 1e400'),
+        ('"samples": 16', '"samples": -1e400'),
+        ('"median_ms": 1.0', '"median_ms": 1e400'),
+    ],
+)
+def test_a_number_past_a_floats_range_is_refused(
+    sqlite_service: Any, document: MakeDocument, before: str, after: str
+) -> None:
+    text = json.dumps(document())
+    assert before in text
+    answer = sqlite_service.client.post("/v1/calibrations/import", content=text.replace(before, after))
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
 @pytest.mark.parametrize("body", [b"", b"[", b"null", b'{"schema": NaN}', b"\xff", b"[" * 5000])
 def test_a_body_that_is_no_document_is_refused(sqlite_service: Any, body: bytes) -> None:
     answer = sqlite_service.client.post("/v1/calibrations/import", content=body)
