@@ -53,22 +53,38 @@ def load_set(session: Session, device_key: str, revision: int | None) -> dict[st
         .join(ConstantSet, ConstantSet.id == Constant.set_id)
         .where(ConstantSet.device_key == device_key, ConstantSet.revision == revision)
     )
-    return {
-        constant.name: Entry(
-            name=constant.name,
-            unit=constant.unit,
-            value=constant.value,
-            reason=constant.reason,
-            doubtful=tuple(constant.doubtful),
-            notes=tuple(constant.notes),
-            fit_id=constant.fit_id,
-            calibration_id=constant.calibration_id,
-            measured_at=constant.measured_at,
-            outcome=constant.outcome,
-            quality=constant.quality,
-        )
-        for constant in constants
-    }
+    return {constant.name: _entry(constant) for constant in constants}
+
+
+def load_sets(session: Session, sets: Sequence[ConstantSet]) -> dict[int, dict[str, Entry]]:
+    """Return the entries of many sets by set id, in one query."""
+    found: dict[int, dict[str, Entry]] = {item.id: {} for item in sets}
+    for constant in session.scalars(select(Constant).where(Constant.set_id.in_(list(found)))):
+        found[constant.set_id][constant.name] = _entry(constant)
+    return found
+
+
+def active_sets(session: Session, device_keys: Sequence[str]) -> dict[str, ConstantSet]:
+    """Return the active set of each device that has one."""
+    is_active = (Device.key == ConstantSet.device_key) & (Device.active_revision == ConstantSet.revision)
+    query = select(ConstantSet).join(Device, is_active).where(Device.key.in_(device_keys))
+    return {item.device_key: item for item in session.scalars(query)}
+
+
+def _entry(constant: Constant) -> Entry:
+    return Entry(
+        name=constant.name,
+        unit=constant.unit,
+        value=constant.value,
+        reason=constant.reason,
+        doubtful=tuple(constant.doubtful),
+        notes=tuple(constant.notes),
+        fit_id=constant.fit_id,
+        calibration_id=constant.calibration_id,
+        measured_at=constant.measured_at,
+        outcome=constant.outcome,
+        quality=constant.quality,
+    )
 
 
 def add_set(

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from urllib.parse import parse_qs
 
 from service.constant_forms import constants_view, render
@@ -19,6 +20,7 @@ from service.repository import get_device
 from service.schemas import Format
 
 MAX_ENTRIES = 4096
+MAX_KEY_BYTES = 1024  # of query and Accept header; a longer one is answered, but not kept
 MAX_MARGIN = 1000.0
 MAX_REVISION = 2**63 - 1
 _MEDIA_TYPES: Mapping[Format, str] = {
@@ -49,6 +51,7 @@ class ConstantsCache:
         """Start empty."""
         self._database = database
         self._entries: dict[Key, Rendered] = {}
+        self._changing = Lock()
 
     def get(self, device: str, query: bytes, accept: bytes) -> Rendered | None:
         """Return a rendered answer, or None where `load` has to make it."""
@@ -62,21 +65,25 @@ class ConstantsCache:
             active_revision = found.active_revision
             view = constants_view(session, found, revision)
         rendered = _answer(render(view, form, margin), form, view.revision, active_revision, view.device.simulated)
-        while len(self._entries) >= MAX_ENTRIES:
-            self._entries.pop(next(iter(self._entries)), None)
-        self._entries[(device, query, accept)] = rendered
+        if len(query) + len(accept) <= MAX_KEY_BYTES:
+            with self._changing:
+                while len(self._entries) >= MAX_ENTRIES:
+                    del self._entries[next(iter(self._entries))]
+                self._entries[(device, query, accept)] = rendered
         return rendered
 
     def forget(self, device: str) -> None:
         """Drop a device's answers."""
-        for key in [key for key in list(self._entries) if key[0] == device]:
-            self._entries.pop(key, None)
+        with self._changing:
+            for key in [key for key in self._entries if key[0] == device]:
+                del self._entries[key]
 
     def note_revisions(self, active: Mapping[str, int | None]) -> None:
         """Drop the answers made for another revision than the device's active one."""
-        for key, rendered in list(self._entries.items()):
-            if active.get(key[0]) != rendered.active_revision:
-                self._entries.pop(key, None)
+        with self._changing:
+            for key, rendered in list(self._entries.items()):
+                if active.get(key[0]) != rendered.active_revision:
+                    del self._entries[key]
 
 
 def _answer(body: bytes, form: Format, revision: int, active_revision: int | None, simulated: bool) -> Rendered:
@@ -130,17 +137,17 @@ def _invalid(field: str, rule: str) -> InvalidRequestError:
 
 def preferred_format(accept: str) -> Format:
     """Return `config` where an Accept header prefers plain text over JSON, else `json`."""
-    weights = {"application/json": 0.0, "text/plain": 0.0}
-    specific: set[str] = set()
-    for part in accept.split(","):
-        media_type, _, parameters = part.strip().lower().partition(";")
-        for name in weights:
-            exact = media_type.strip() == name
-            if exact or (media_type.strip() in ("*/*", f"{name.partition('/')[0]}/*") and name not in specific):
-                weights[name] = _weight(parameters)
-                if exact:
-                    specific.add(name)
-    return "config" if weights["text/plain"] > weights["application/json"] else "json"
+    ranges = {}
+    for part in accept.lower().split(","):
+        media_range, _, parameters = part.partition(";")
+        ranges[media_range.strip()] = _weight(parameters)
+    return "config" if _preference(ranges, "text/plain") > _preference(ranges, "application/json") else "json"
+
+
+def _preference(ranges: Mapping[str, float], media_type: str) -> float:
+    """Return the weight of the most specific range that holds the type (RFC 9110, section 12.5.1)."""
+    candidates = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+    return next((ranges[candidate] for candidate in candidates if candidate in ranges), 0.0)
 
 
 def _weight(parameters: str) -> float:

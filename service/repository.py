@@ -37,6 +37,9 @@ class Queue(Protocol):
     def enqueue(self, session: Session, calibration: Calibration) -> None:
         """Put the job on its device's queue when the caller's transaction commits, or not at all."""
 
+    def withdraw(self, calibration_id: str) -> None:
+        """Take a job that has not started off its queue; not in an open write transaction."""
+
     def close(self) -> None:
         """Close the engine's connections."""
 

@@ -79,12 +79,15 @@ def delete_calibration(services: AppServices, calibration_id: CalibrationId, res
     with services.database.write() as session:
         found = get_calibration(session, calibration_id, lock=True)
         if found.state not in OPEN_STATES:
-            raise FinishedError(f"calibration {calibration_id} has {found.state} already; nothing is left to cancel")
+            raise FinishedError(f"calibration {calibration_id} is {found.state} already; nothing is left to cancel")
         found.cancel_requested = True
-        if found.state == "queued":
+        was_queued = found.state == "queued"
+        if was_queued:
             transitions.cancel(session, found)
-        else:
-            response.status_code = 202
+    if was_queued:
+        services.queue.withdraw(calibration_id)
+    else:
+        response.status_code = 202
     return _view(services, calibration_id)
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.paging import Cursor, Limit, decode_cursor, encode_cursor
 from service.constant_forms import constant_views, constants_view, get_set
-from service.constant_sets import add_set, load_set, lock_device
+from service.constant_sets import add_set, load_set, load_sets, lock_device
 from service.errors import NotCalibratedError
 from service.models import ConstantSet
 from service.repository import get_device
@@ -112,6 +112,7 @@ def get_history(
         if before is not None:
             query = query.where(ConstantSet.revision < before)
         sets = session.scalars(query.order_by(ConstantSet.revision.desc()).limit(limit + 1)).all()
+        entries = load_sets(session, sets[:limit])
         items = [
             RevisionView(
                 revision=item.revision,
@@ -122,7 +123,7 @@ def get_history(
                 calibration_id=item.calibration_id,
                 source_revision=item.source_revision,
                 notes=item.notes,
-                constants=constant_views(load_set(session, found.key, item.revision)),
+                constants=constant_views(entries[item.id]),
             )
             for item in sets[:limit]
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +14,8 @@ from starlette.staticfiles import StaticFiles
 from fitting import format_number
 from fitting.constants import INTEGERS
 from service.api.views import Views
-from service.constant_forms import constants_view
+from service.constant_forms import constant_views
+from service.constant_sets import Entry, active_sets, load_sets
 from service.repository import list_devices
 from service.schemas import ConstantView
 from service.state import AppServices
@@ -37,18 +39,23 @@ def get_index(services: AppServices) -> HTMLResponse:
     """Show the devices with their active constants."""
     with services.database.read() as session:
         views = Views(session, services.settings)
+        listed = [device for _, device in list_devices(session, None, MAX_DEVICES)]
+        active = active_sets(session, [device.key for device in listed])
+        entries = load_sets(session, list(active.values()))
         devices = [
             {
                 "device": views.device(device),
-                "constants": None
-                if device.active_revision is None
-                else {name: _shown(name, item) for name, item in constants_view(session, device).constants.items()},
+                "constants": _constants(entries[active[device.key].id]) if device.key in active else None,
             }
-            for _, device in list_devices(session, None, MAX_DEVICES)
+            for device in listed
         ]
         unusable = [{"host_id": host.id, **item} for host in views.hosts.values() for item in host.unusable]
     html = _templates.get_template("index.html").render(devices=devices, unusable=unusable)
     return HTMLResponse(html, headers=PAGE_HEADERS)
+
+
+def _constants(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
+    return {name: _shown(name, constant) for name, constant in constant_views(entries).items()}
 
 
 def _shown(name: str, constant: ConstantView) -> dict[str, Any]:

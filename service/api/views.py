@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.config import Settings
@@ -60,7 +61,8 @@ class Views:
     def calibrations(self, found: Sequence[Calibration]) -> list[CalibrationView]:
         """Return jobs with their sweeps."""
         runs = sweep_runs(self._session, [calibration.id for calibration in found])
-        devices = {key: self._session.get_one(Device, key) for key in {item.device_key for item in found}}
+        keys = {item.device_key for item in found}
+        devices = {item.key: item for item in self._session.scalars(select(Device).where(Device.key.in_(keys)))}
         return [self._calibration(item, runs[item.id], devices) for item in found]
 
     def calibration(self, found: Calibration) -> CalibrationView:

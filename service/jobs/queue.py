@@ -77,6 +77,11 @@ class JobQueue:
             options["priority"] = calibration.priority
         self.client.enqueue_in_transaction(session, options, calibration.id)
 
+    def withdraw(self, calibration_id: str) -> None:
+        """Forget a job that has not started: a cancelled one would take a turn of its queue, and do nothing in it."""
+        if self.states([calibration_id]).get(calibration_id) in WAITING:
+            self.client.delete_workflow(calibration_id)
+
     def states(self, calibration_ids: Sequence[str]) -> dict[str, str]:
         """The engine's state of each job it knows; the others are missing from the answer."""
         if not calibration_ids:

@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
@@ -264,6 +266,9 @@ class FakeQueue:
         assert session.in_transaction()
         self.queued.append(calibration.id)
 
+    def withdraw(self, calibration_id: str) -> None:
+        self.queued.remove(calibration_id)
+
     def close(self) -> None:
         pass
 
@@ -301,6 +306,21 @@ class ServiceUnderTest:
             session.add(Device(key=key, **{**defaults, **columns}))
         self.devices.append(key)
         return key
+
+    @contextmanager
+    def count_statements(self) -> Iterator[list[str]]:
+        """Collect the statements that this application sends meanwhile, but for its polling."""
+        sent: list[str] = []
+
+        def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+            if "FROM tokens" not in statement and not statement.startswith(
+                ("BEGIN", "SELECT devices.key, devices.act")
+            ):
+                sent.append(statement)
+
+        event.listen(self.database.engine, "before_cursor_execute", note)
+        yield sent
+        event.remove(self.database.engine, "before_cursor_execute", note)
 
     def import_document(self, document: dict[str, Any], *, activate: bool = True) -> str:
         answer = self.client.post(f"/v1/calibrations/import?activate={str(activate).lower()}", json=document)

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from kernels.parameters import DeviceLimits
+from service.api.paging import encode_cursor
 from service.jobs.hosts import beat
 from service.models import Calibration, SweepRun
 
@@ -171,6 +172,17 @@ def test_a_nan_in_a_request_is_refused(sqlite_service: Any) -> None:
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "time_limit_s")
 
 
+def test_a_name_that_no_text_can_hold_is_named_as_well_as_it_can_be(sqlite_service: Any) -> None:
+    sqlite_service.add_device()
+    answer = sqlite_service.client.post("/v1/calibrations", content='{"sweeps": ["stream"], "stream": {"\\ud800": 1}}')
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "stream.?")
+
+
+def test_an_answer_names_at_most_twenty_faults(sqlite_service: Any) -> None:
+    answer = post(sqlite_service, **{f"unknown_{number}": 1 for number in range(1000)})
+    assert (answer.status_code, len(answer.json()["errors"])) == (422, 20)
+
+
 def test_a_sweep_the_backend_lacks_says_which_backends_have_it(sqlite_service: Any) -> None:
     limits = DeviceLimits("hip", 2**34, 2**23, 60, ("stream",), ())
     sqlite_service.add_device("GPU-1", backend="hip", kind="gpu", limits=asdict(limits))
@@ -206,6 +218,17 @@ def test_jobs_of_one_moment_are_neither_lost_nor_repeated_between_parts(service:
     assert sorted(seen) == sorted(answer.json()["id"] for answer in made)
 
 
+def test_a_list_costs_as_many_queries_for_many_devices_as_for_one(service: Any) -> None:
+    post(service, device=service.add_device("cpu-a"), sweeps=["stream"])
+    with service.count_statements() as one:
+        service.client.get("/v1/calibrations")
+    post(service, device=service.add_device("cpu-b"), sweeps=["stream"])
+    post(service, device=service.add_device("cpu-c"), sweeps=["stream"])
+    with service.count_statements() as many:
+        items = service.client.get("/v1/calibrations").json()["items"]
+    assert (len(items), len(many)) == (3, len(one))
+
+
 def test_a_list_is_filtered_by_device_state_sweep_and_time(service: Any) -> None:
     one, two = service.add_device("cpu-a"), service.add_device("cpu-b")
     first = post(service, device=one, sweeps=["stream"]).json()
@@ -226,7 +249,8 @@ def test_a_list_is_filtered_by_device_state_sweep_and_time(service: Any) -> None
 @pytest.mark.parametrize(
     "query",
     ["limit=0", "limit=201", "state=done", "sweep=cache", "since=yesterday", "since=2024-01-01T00:00:00",
-     "since=0001-01-01T00:00:00%2B23:00", "cursor=x", "cursor=WzFd", "cursor=%00", "device=%00"],
+     "since=0001-01-01T00:00:00%2B23:00", "cursor=x", "cursor=WzFd", "cursor=%00", "device=%00",
+     f"cursor={encode_cursor('2024-01-01T00:00:00+00:00', chr(0xD800))}"],
 )  # fmt: skip
 def test_a_bad_query_of_a_list_is_refused(service: Any, query: str) -> None:
     answer = service.client.get(f"/v1/calibrations?{query}")
@@ -249,6 +273,7 @@ def test_a_queued_job_is_cancelled_at_once(service: Any) -> None:
     assert (answer.status_code, view["state"]) == (200, "cancelled")
     assert view["finished_at"] is not None
     assert {sweep["state"] for sweep in view["sweeps"]} == {"cancelled"}
+    assert service.queue.queued == []
 
 
 def test_a_running_job_is_asked_to_stop(service: Any) -> None:

@@ -91,6 +91,11 @@ def test_a_name_with_line_ends_adds_no_line_of_its_own(sqlite_service: Any, docu
         ("text/plain, application/json;q=0.5", "text/plain; charset=utf-8"),
         ("text/*", "text/plain; charset=utf-8"),
         ("text/plain;q=x", "application/json"),
+        # the most specific range counts, wherever it stands (RFC 9110, section 12.5.1)
+        ("text/*;q=0.9, */*;q=0.1", "text/plain; charset=utf-8"),
+        ("*/*;q=0.9, text/*;q=0.1", "application/json"),
+        ("text/plain;q=0, */*", "application/json"),
+        ("application/json;q=0.2, application/*;q=0.9, text/plain;q=0.5", "text/plain; charset=utf-8"),
     ],
 )
 def test_the_accept_header_chooses_the_form(
@@ -197,6 +202,17 @@ def test_while_pinned_a_run_succeeds_without_activating(service: Any, document: 
     assert service.client.get(PATH).json()["revision"] == 4
 
 
+def test_the_history_costs_as_many_queries_for_many_revisions_as_for_one(service: Any, document: MakeDocument) -> None:
+    service.import_document(document())
+    with service.count_statements() as one:
+        service.client.get(f"{PATH}/history")
+    for pinned in (True, False):
+        service.client.put(f"{PATH}/active", json={"pinned": pinned})
+    with service.count_statements() as many:
+        items = service.client.get(f"{PATH}/history").json()["items"]
+    assert (len(items), len(many)) == (3, len(one))
+
+
 def test_the_history_tells_every_revision_and_its_cause(service: Any, document: MakeDocument) -> None:
     first = service.import_document(document())
     service.client.put(f"{PATH}/active", json={"pinned": True})
@@ -234,6 +250,15 @@ def test_a_revision_made_by_another_process_is_noticed(
     while here.client.get(PATH).json()["revision"] == 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("query", ["", f"?x={'y' * 2000}"])
+def test_only_answers_to_short_questions_are_kept(sqlite_service: Any, document: MakeDocument, query: str) -> None:
+    sqlite_service.import_document(document())
+    assert sqlite_service.client.get(PATH + query).status_code == 200
+    with sqlite_service.count_statements() as again:
+        assert sqlite_service.client.get(PATH + query).status_code == 200
+    assert bool(again) is bool(query)
 
 
 def test_known_constants_are_served_while_the_database_is_away(
