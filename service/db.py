@@ -141,7 +141,15 @@ def _engine(url: URL, pool_size: int) -> Engine:
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "connect", _prepare_postgres)
     return engine
+
+
+def _prepare_postgres(connection: Any, record: Any) -> None:
+    """Read times in UTC: in another zone the calendar's first and last hours can't be told in Python."""
+    connection.execute("SET TIME ZONE 'UTC'")
+    connection.commit()
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:

@@ -97,6 +97,17 @@ def test_a_failed_write_keeps_nothing(database: Database) -> None:
         assert db.revisions(session)[0] == "0001"
 
 
+@pytest.mark.postgres
+def test_the_first_and_last_day_are_read_whatever_the_servers_zone(postgres_url: str) -> None:
+    moments = "TIMESTAMPTZ '0001-01-01 00:00:00Z', TIMESTAMPTZ '9999-12-31 23:59:59Z'"
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        database = Database(f"{postgres_url}&options=-c%20timezone%3D{zone}")
+        with database.read() as session:
+            first, last = session.execute(text(f"SELECT {moments}")).one()
+        database.dispose()
+        assert (first.isoformat(), last.isoformat()) == ("0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00")
+
+
 def test_times_come_back_in_utc(sqlite_service: Any) -> None:
     key = sqlite_service.add_device()
     with sqlite_service.database.read() as session:
