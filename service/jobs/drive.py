@@ -138,8 +138,8 @@ class Driver:
             return
         if watch.reason == "timeout" or isinstance(error, CancelledError):
             error = PointTimeoutError(
-                f"the job reached its time limit of {attempt.time_limit_s:g} s in the {attempt.sweep} sweep: ask for a "
-                "longer time limit, fewer points or fewer repeats"
+                f"the job reached its time limit of {attempt.time_limit_s:g} s in the {attempt.sweep} sweep, while "
+                f"{watch.doing}: ask for a longer time limit, fewer points or fewer repeats"
             )
         final = error
         self._persist(lambda session: transitions.retry_or_fail(session, attempt, measured, final))
@@ -184,6 +184,9 @@ def _device_key(session: Session, calibration_id: str) -> str | None:
 def _conclude(session: Session, calibration_id: str) -> None:
     calibration: Calibration | None = transitions.open_calibration(session, calibration_id)
     if calibration is None:
+        return
+    if calibration.cancel_requested:
+        transitions.cancel(session, calibration)
         return
     finished = transitions.sweep_runs(session, calibration_id)
     results.conclude(session, calibration, finished, results.fit(session, calibration, finished))

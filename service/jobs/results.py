@@ -29,14 +29,16 @@ class Results:
 def fit(session: Session, calibration: Calibration, finished: Sequence[SweepRun]) -> Results:
     """Fit this job's finished sweeps, and no other run's data, just as the export of the job would be fitted again.
 
-    So the constants in force are those at the start of the first sweep, whatever was activated since.
+    So the constants in force are those at the start of the first sweep, whatever was activated since, and the
+    multiprocessors are those that the last sweep found, whatever the device has now.
     """
     measurements = records.load(session, finished)
     device = session.get_one(Device, calibration.device_key)
+    found = [run.facts["multiprocessors"] for run in finished if run.facts.get("multiprocessors")]
     fits = fitting.fit_calibration(
         measurements,
         backend=device.backend,
-        multiprocessors=device.limits["multiprocessors"],
+        multiprocessors=found[-1] if found else device.limits["multiprocessors"],
         in_force=finished[0].constants_in_force,
     )
     return Results(tuple(fits), fitting.constants_of(fits, measurements))

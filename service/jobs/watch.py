@@ -33,6 +33,8 @@ class Watch:
     def __init__(self, database: Database, attempt: Attempt, stop: Event) -> None:
         """Start the clock of the job's time limit."""
         self.reason: Reason | None = None
+        self.doing = "starting"
+        """What the sweep last said it does."""
         self._database = database
         self._attempt = attempt
         self._stop = stop
@@ -43,6 +45,7 @@ class Watch:
     def note(self, progress: Progress) -> None:
         """Remember the latest progress; it is written with the next poll."""
         self._progress = progress
+        self.doing = progress.message
 
     def poll(self) -> bool:
         """Whether the sweep has to end now; `reason` then says why."""
