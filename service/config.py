@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from service.schemas import SweepName
+
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -56,7 +58,7 @@ class Settings(BaseSettings):
     queue_poll_s: float = Field(default=0.25, gt=0)
     reconcile_s: float = Field(default=60.0, gt=0)
     rediscover_s: float = Field(default=60.0, gt=0)
-    missing_sweeps: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: all that the device supports
+    missing_sweeps: Annotated[tuple[SweepName, ...] | None, NoDecode] = None  # None: all that the device supports
     shutdown_grace_s: int = Field(default=3, ge=0)
 
     @field_validator("allowed_hosts", "missing_sweeps", mode="before")

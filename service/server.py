@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import threading
@@ -11,7 +12,8 @@ from typing import Any
 
 import structlog
 import uvicorn
-from sqlalchemy.exc import OperationalError
+from dbos import error as engine_error
+from sqlalchemy.exc import SQLAlchemyError
 
 from kernels.host import host_id
 from service import auth, db
@@ -21,7 +23,9 @@ from service.errors import ServiceError
 from service.jobs.hosts import database_now
 from service.jobs.missing import request_missing
 from service.jobs.queue import JobQueue, migrate_engine
+from service.jobs.reconcile import keep_reconciled
 from service.jobs.supervisor import Supervisor
+from service.jobs.watch import DATABASE_AWAY
 from service.models import Host
 
 MISSING_POLL_S = 0.5
@@ -30,12 +34,17 @@ log = structlog.get_logger()
 
 
 class _Server(uvicorn.Server):
-    """Ends open event streams when told to stop, instead of waiting for them."""
+    """Ends open event streams when told to stop, instead of waiting for them.
+
+    The signal is not raised once more at the end, as uvicorn would: it would kill this process before its worker has
+    given a running sweep back.
+    """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app: Any = self.config.app
         app.state.services.stopping.set()
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def serve(settings: Settings, *, with_worker: bool, calibrate_missing: bool) -> int:
@@ -50,6 +59,10 @@ def serve(settings: Settings, *, with_worker: bool, calibrate_missing: bool) -> 
     except (db.MigrationError, ServiceError, OSError) as error:
         sys.stderr.write(f"calibrate: {error}\n")
         return 2
+    except (SQLAlchemyError, engine_error.DBOSException) as error:
+        where = settings.url.render_as_string(hide_password=True)
+        sys.stderr.write(f"calibrate: the database {where} can't be used: {getattr(error, 'orig', error)}\n")
+        return 1
     url = (
         f"http://{'localhost' if settings.host in ('127.0.0.1', '::1') else settings.host}:{listener.getsockname()[1]}"
     )
@@ -58,6 +71,7 @@ def serve(settings: Settings, *, with_worker: bool, calibrate_missing: bool) -> 
     queue = JobQueue(settings)
     if supervisor is not None:
         supervisor.start()
+    threading.Thread(target=keep_reconciled, args=(database, queue, settings, stop), daemon=True).start()
     if calibrate_missing:
         threading.Thread(target=_calibrate_missing, args=(database, queue, settings, stop), daemon=True).start()
     log.info("serving", url=url, docs=f"{url}/docs", data=str(settings.data_dir), worker=with_worker)
@@ -107,7 +121,7 @@ def _calibrate_missing(database: db.Database, queue: JobQueue, settings: Setting
             if not _listed(database, since):
                 continue
             jobs = request_missing(database, queue, settings)
-        except OperationalError as error:
+        except DATABASE_AWAY as error:
             log.warning("database away; devices without constants are asked for later", error=str(error))
             continue
         if jobs:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import structlog
 from sqlalchemy import exists, select
 
 from kernels.host import host_id
 from service.config import Settings
 from service.db import Database
+from service.errors import ServiceError
 from service.jobs.queue import JobQueue
 from service.models import OPEN_STATES, Calibration, Device
 from service.repository import NewJob, submit
+
+log = structlog.get_logger()
 
 
 def request_missing(database: Database, queue: JobQueue, settings: Settings, *, simulated: bool = False) -> list[str]:
@@ -31,11 +35,15 @@ def request_missing(database: Database, queue: JobQueue, settings: Settings, *, 
         query = query.where(~Device.simulated)
     with database.read() as session:
         devices = session.scalars(query).all()
-    return [
-        submit(database, queue, NewJob(device.key, sweeps=sweeps, origin="missing"))[0]
-        for device in devices
-        for sweeps in _jobs(settings.missing_sweeps or device.limits["sweeps"])
-    ]
+    jobs = []
+    for device in devices:
+        wanted = settings.missing_sweeps or device.limits["sweeps"]
+        for sweeps in _jobs([sweep for sweep in device.limits["sweeps"] if sweep in wanted]):
+            try:
+                jobs.append(submit(database, queue, NewJob(device.key, sweeps=sweeps, origin="missing"))[0])
+            except ServiceError as error:  # this device's alone: too little memory, or gone by now
+                log.warning("constants not asked for", device=device.key, sweeps=sweeps, reason=str(error))
+    return jobs
 
 
 def _jobs(sweeps: Sequence[str]) -> list[list[str]]:

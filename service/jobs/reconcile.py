@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from threading import Event
 
 import structlog
+from dbos import error as engine_error
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.config import Settings
 from service.db import Database
 from service.jobs import hosts, transitions
 from service.jobs.queue import RUNNING, WAITING, JobQueue
+from service.jobs.watch import DATABASE_AWAY
 from service.models import OPEN_STATES, Calibration, Device, Host
 
 log = structlog.get_logger()
@@ -47,6 +51,18 @@ def reconcile(
     states = queue.states([job.id for job in jobs])
     for job in jobs:
         _reconcile(database, queue, job, states.get(job.id))
+
+
+def keep_reconciled(database: Database, queue: JobQueue, settings: Settings, stop: Event) -> None:
+    """Compare the jobs of all hosts again and again until told to stop: a host that is gone has nobody else to do it.
+
+    The first time after one interval, which gives a worker that starts beside time to say that it lives.
+    """
+    while not stop.wait(settings.reconcile_s):
+        try:
+            reconcile(database, queue, offline_s=settings.worker_offline_s)
+        except (*DATABASE_AWAY, engine_error.DBOSException) as error:
+            log.warning("jobs not compared, trying again", seconds=settings.reconcile_s, error=str(error))
 
 
 def _reconcile(database: Database, queue: JobQueue, job: _Open, state: str | None) -> None:

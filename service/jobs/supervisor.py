@@ -11,10 +11,6 @@ from threading import Event, Thread
 import structlog
 
 from service.config import Settings
-from service.db import Database
-from service.jobs.queue import JobQueue
-from service.jobs.reconcile import reconcile
-from service.jobs.watch import DATABASE_AWAY
 
 HOST_LOCKED = 75  # sysexits' EX_TEMPFAIL: another worker holds this host
 LEAST_BACKOFF_S = 1.0
@@ -27,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Supervisor:
-    """Starts the worker, starts it again when it ends, and compares our jobs with the engine's meanwhile.
+    """Starts the worker, and starts it again when it ends.
 
     One thread spawns the worker and waits for it: the worker is told by the kernel when that thread is gone.
     """
@@ -55,24 +51,18 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
-        database = Database(self._settings.url, pool_size=2)
-        queue = JobQueue(self._settings)
         backoff_s = 0.0
-        try:
-            while not self._stop.wait(backoff_s):
-                started = time.monotonic()
-                code = self._watch(self._spawn(), database, queue)
-                if self._stop.is_set():
-                    return
-                steady = time.monotonic() - started >= STEADY_S
-                backoff_s = LEAST_BACKOFF_S if steady else min(max(2 * backoff_s, LEAST_BACKOFF_S), MOST_BACKOFF_S)
-                if code == HOST_LOCKED:
-                    log.warning("another worker serves this host; trying again", seconds=backoff_s)
-                else:
-                    log.error("the worker ended; starting it again", code=code, seconds=backoff_s)
-        finally:
-            queue.close()
-            database.dispose()
+        while not self._stop.wait(backoff_s):
+            started = time.monotonic()
+            code = self._watch(self._spawn())
+            if self._stop.is_set():
+                return
+            steady = time.monotonic() - started >= STEADY_S
+            backoff_s = LEAST_BACKOFF_S if steady else min(max(2 * backoff_s, LEAST_BACKOFF_S), MOST_BACKOFF_S)
+            if code == HOST_LOCKED:
+                log.warning("another worker serves this host; trying again", seconds=backoff_s)
+            else:
+                log.error("the worker ended; starting it again", code=code, seconds=backoff_s)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {
@@ -84,16 +74,12 @@ class Supervisor:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         return self._process
 
-    def _watch(self, process: subprocess.Popen[bytes], database: Database, queue: JobQueue) -> int:
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the worker's end, or end it when told to stop; returns its exit code."""
-        next_reconcile = time.monotonic() + self._settings.reconcile_s
         while not self._stop.wait(_POLL_S):
             code = process.poll()
             if code is not None:
                 return code
-            if time.monotonic() >= next_reconcile:
-                next_reconcile = time.monotonic() + self._settings.reconcile_s
-                _reconcile(database, queue, self._settings.worker_offline_s)
         process.terminate()
         try:
             return process.wait(GRACE_S)
@@ -101,10 +87,3 @@ class Supervisor:
             log.warning("the worker did not end in time; killing it", seconds=GRACE_S)
             process.kill()
             return process.wait()
-
-
-def _reconcile(database: Database, queue: JobQueue, offline_s: float) -> None:
-    try:
-        reconcile(database, queue, offline_s=offline_s)
-    except DATABASE_AWAY as error:
-        log.warning("database away, jobs not compared", error=str(error))

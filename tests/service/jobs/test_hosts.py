@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import select
 
 from kernels.backends.simulated import SimulatedBackend
 from kernels.device import Discovery, UnusableBackend
+from service.config import Settings
 from service.jobs import hosts
 from service.jobs.missing import request_missing
 from service.models import Device, Host
@@ -98,3 +100,23 @@ def test_the_sweeps_of_missing_constants_can_be_chosen(host: Any) -> None:
     jobs = request_missing(host.database, host.queue, chosen, simulated=True)
 
     assert [list(host.sweeps(job)) for job in jobs] == [["stream"], ["stream"]]
+
+
+def test_a_device_that_can_not_run_what_is_missing_keeps_no_other_from_it(host: Any) -> None:
+    one, two = (devices(host)[f"{name} (simulated)"] for name in ("one", "two"))
+    with host.database.write() as session:
+        lacking = session.get_one(Device, one.key)
+        lacking.limits = {**lacking.limits, "sweeps": ["stream"], "memory_bytes": 1}
+    chosen = host.settings.model_copy(update={"missing_sweeps": ("stream", "issue")})
+
+    jobs = request_missing(host.database, host.queue, chosen, simulated=True)
+
+    assert [(host.calibration(job).device_key, *host.sweeps(job)) for job in jobs] == [
+        (two.key, "stream"),
+        (two.key, "issue"),
+    ]
+
+
+def test_an_unknown_sweep_is_refused_with_the_settings() -> None:
+    with pytest.raises(ValidationError, match="missing_sweeps"):
+        Settings(missing_sweeps="stream,cache")

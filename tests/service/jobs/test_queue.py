@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from service.jobs.hosts import beat
-from service.jobs.reconcile import reconcile
+from service.jobs.reconcile import keep_reconciled, reconcile
 from service.models import Calibration
 
 MakeHost = Callable[..., Any]
@@ -138,6 +139,36 @@ def test_a_job_under_an_unknown_name_is_queued_again_under_the_right_one(host: A
 
     row = engine_row(host, job)
     assert (row.status, row.name) == ("ENQUEUED", "drive")
+
+
+def test_a_job_that_waits_can_be_withdrawn_and_one_that_runs_not(host: Any) -> None:
+    device = host.device("one")
+    waiting, running = host.request(device), host.request(device, activate=False)
+    set_engine_row(host, running, status="PENDING", executor_id="test-host")
+
+    for job in (waiting, running):
+        host.queue.withdraw(job)
+
+    assert host.queue.states([waiting, running]) == {running: "PENDING"}
+
+
+def test_a_server_without_a_worker_ends_cancelled_jobs_of_hosts_that_are_gone(host: Any) -> None:
+    job = host.request(host.device("one"))
+    set_engine_row(host, job, status="PENDING", executor_id="test-host")
+    with host.database.write() as session:
+        calibration = session.get_one(Calibration, job)
+        calibration.state, calibration.cancel_requested = "running", True
+        session.execute(text("UPDATE hosts SET heartbeat_at = '2020-01-01 00:00:00+00:00'"))
+    stop = Event()
+    settings = host.settings.model_copy(update={"reconcile_s": 0.01})
+    thread = Thread(target=keep_reconciled, args=(host.database, host.queue, settings, stop))
+
+    thread.start()
+    host.wait_state(job, "cancelled")
+    stop.set()
+    thread.join(10)
+
+    assert not thread.is_alive()
 
 
 def test_a_job_unknown_to_the_engine_is_queued_again(host: Any) -> None:
