@@ -12,15 +12,14 @@ import structlog
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from service import errors
 from service.api import calibrations, constants, devices, fits, health, openapi, pages, records
 from service.auth import Access, AccessMiddleware
+from service.bodies import BodyLimitMiddleware, JsonBodyMiddleware
 from service.config import Settings
 from service.constants_cache import ConstantsCache
 from service.db import Database
-from service.json_body import JsonBodyMiddleware
 from service.metrics import Metrics, MetricsMiddleware
 from service.repository import Queue
 from service.state import Services
@@ -80,7 +79,7 @@ def create_app(settings: Settings, queue: Queue | None = None) -> FastAPI:
     pages.mount_assets(app)
     app.openapi = openapi.openapi_of(app)  # type: ignore[method-assign]  # how FastAPI documents replacing it
     app.add_middleware(JsonBodyMiddleware)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(AccessMiddleware, access=services.access)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     return app

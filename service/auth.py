@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Literal
-from urllib.parse import urlsplit
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.bodies import body_limit
 from service.config import LOOPBACK_HOSTS, Settings
 from service.db import Database
 from service.errors import (
@@ -109,17 +109,22 @@ def _row(name: str, token: str, scopes: tuple[TokenScope, ...]) -> Token:
 
 @dataclass
 class Access:
-    """What a request is checked against; `tokens` is replaced as a whole when the table changes. No token: open."""
+    """What a request is checked against; `tokens` is replaced as a whole when the table changes.
+
+    Without any token a service on loopback is open; one that others reach is closed, as when its last was revoked.
+    """
 
     hosts: frozenset[str]
     tokens: Mapping[str, frozenset[str]]
+    needs_token: bool
     max_body_bytes: int
 
     @classmethod
     def of(cls, settings: Settings) -> Access:
         """Return the access rules of an installation, before its tokens are read."""
         own = () if settings.host in ("0.0.0.0", "::", "") else (settings.host.lower(),)
-        return cls(frozenset((*LOOPBACK_HOSTS, *settings.allowed_hosts, *own)), {}, settings.max_body_bytes)
+        hosts = frozenset((*LOOPBACK_HOSTS, *settings.allowed_hosts, *own))
+        return cls(hosts, {}, not is_loopback(settings.host), settings.max_body_bytes)
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Raise the ServiceError that says why a request is not allowed."""
@@ -129,8 +134,9 @@ class Access:
             self._check_host(headers.get("host", ""))
         if method not in _SAFE_METHODS:
             self._check_origin(headers)
-            self._check_length(headers.get("content-length", ""))
-        if self.tokens and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIXES):
+            self._check_length(headers.get("content-length", ""), body_limit(path, self.max_body_bytes))
+        is_guarded = self.needs_token or bool(self.tokens)
+        if is_guarded and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIXES):
             self._check_token(headers.get("authorization", ""), required_scope(method, path))
 
     def _check_host(self, host: str) -> None:
@@ -143,12 +149,12 @@ class Access:
 
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
             raise OriginError("a page of another origin may not change anything here")
 
-    def _check_length(self, length: str) -> None:
-        if length.isascii() and length.isdigit() and int(length[:19]) > self.max_body_bytes:
-            raise BodyTooLargeError(f"a body may have at most {self.max_body_bytes} bytes")
+    def _check_length(self, length: str, limit: int) -> None:
+        if length.isascii() and length.isdigit() and int(length[:19]) > limit:
+            raise BodyTooLargeError(f"a body may have at most {limit} bytes here")
 
     def _check_token(self, authorization: str, scope: TokenScope) -> None:
         kind, _, token = authorization.partition(" ")

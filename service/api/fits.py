@@ -10,6 +10,7 @@ from pydantic import Field
 
 import fitting
 from fitting import (
+    DEFAULT_FILL_CANDIDATES,
     MAX_COUNT,
     CalibrationRow,
     FillModel,
@@ -24,6 +25,7 @@ from service.schemas import Request, Text, View
 router = APIRouter(prefix="/v1/fits", tags=["fits"])
 
 MAX_RECORDS = 4096
+MAX_TERMS = 65_536  # launches, times the saturations tried: the work of a fit, about a second
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Milliseconds = Annotated[float, Field(ge=0, description="Milliseconds")]
@@ -146,6 +148,7 @@ def post_capacity(given: CapacityRequest) -> OutcomeView:
 @router.post("/issue_rate")
 def post_issue_rate(given: IssueRateRequest) -> OutcomeView:
     """Fit the scalar issue rate, plain or under a launch-fill model."""
+    _check_work(given.points)
     points = [IssuePoint(**{**point.model_dump(), "contexts": _contexts(point.contexts)}) for point in given.points]
     fill = None if given.fill is None else FillModel(given.fill.multiprocessors, given.fill.fill_threads)
     return _outcome(fitting.fit_issue_rate, points, fill)
@@ -154,9 +157,23 @@ def post_issue_rate(given: IssueRateRequest) -> OutcomeView:
 @router.post("/fill")
 def post_fill(given: FillRequest) -> OutcomeView:
     """Fit the threads at which a multiprocessor saturates, and the rate at full fill."""
+    candidates = DEFAULT_FILL_CANDIDATES if given.candidates is None else tuple(given.candidates)
+    _check_work(given.points, len(candidates))
     points = [LaunchPoint(**{**point.model_dump(), "contexts": _contexts(point.contexts)}) for point in given.points]
-    chosen = {} if given.candidates is None else {"candidates": given.candidates}
-    return _outcome(fitting.fit_fill, points, multiprocessors=given.multiprocessors, starved=given.starved, **chosen)
+    return _outcome(
+        fitting.fit_fill,
+        points,
+        multiprocessors=given.multiprocessors,
+        candidates=candidates,
+        starved=given.starved,
+    )
+
+
+def _check_work(points: Sequence[IssuePointIn | LaunchPointIn], candidates: int = 1) -> None:
+    """Refuse what would keep the server from everything else for long."""
+    if sum(len(point.contexts) for point in points) * candidates > MAX_TERMS:
+        rule = f"contexts, times candidates, may be at most {MAX_TERMS} in all"
+        raise InvalidRequestError(f"points: {rule}", fields=[{"field": "points", "rule": rule}])
 
 
 def _contexts(contexts: Sequence[ContextIn]) -> tuple[LaunchContext, ...]:

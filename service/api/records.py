@@ -12,6 +12,7 @@ from service.api.calibrations import CalibrationId
 from service.api.devices import RowFile
 from service.api.paging import Cursor, RecordLimit, decode_cursor, encode_cursor
 from service.api.views import Views
+from service.bodies import IMPORT_PATH
 from service.documents import CalibrationDocument, export_calibration
 from service.evidence import POINT_TABLES, fits, reading_json, record_json, records, row_line
 from service.imports import import_calibration
@@ -79,7 +80,7 @@ def get_export(services: AppServices, calibration_id: CalibrationId) -> Response
 
 
 @import_router.post(
-    "/v1/calibrations/import",
+    IMPORT_PATH,
     status_code=201,
     response_model=CalibrationView,
     responses={200: {"model": CalibrationView, "description": "Known here already"}},

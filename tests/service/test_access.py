@@ -79,6 +79,22 @@ def test_another_bootstrap_token_replaces_the_one_before(guarded: Any) -> None:
     assert guarded.client.get("/v1/devices", headers=bearer("another-token-of-length")).status_code == 200
 
 
+@pytest.mark.parametrize(("host", "status"), [("0.0.0.0", 401), ("127.0.0.1", 200)])
+def test_a_service_that_others_reach_stays_closed_when_its_last_token_is_revoked(
+    make_service: Any, sqlite_database_url: str, host: str, status: int
+) -> None:
+    service = make_service(sqlite_database_url, host=host)
+    with service.database.write() as session:
+        token = create_token(session, "only", ("read",))
+    service.client.app.state.services.refresh()
+    assert service.client.get("/v1/devices", headers=bearer(token)).status_code == 200
+    with service.database.write() as session:
+        session.query(Token).delete()
+    service.client.app.state.services.refresh()
+    assert service.client.get("/v1/devices").status_code == status
+    assert service.client.get("/healthz").status_code == 200
+
+
 def test_a_short_token_is_refused() -> None:
     with pytest.raises(ValidationError, match="16"):
         Settings(token=SecretStr("short"))
@@ -99,7 +115,7 @@ def test_a_foreign_host_name_is_refused(sqlite_service: Any, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "https://localhost.evil.example", "http://localhost:9"]
+    "origin", ["http://evil.example", "null", "https://localhost.evil.example", "http://localhost:9", "http://["]
 )
 def test_a_page_of_another_origin_may_change_nothing(sqlite_service: Any, origin: str) -> None:
     answer = sqlite_service.client.post("/v1/calibrations", json={}, headers={"origin": origin})
@@ -119,6 +135,15 @@ def test_a_body_past_the_limit_is_refused(make_service: Any, sqlite_database_url
     for answer in (whole, chunked):
         assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
         assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_only_a_document_may_be_large(sqlite_service: Any) -> None:
+    content = b" " * (4 * 2**20 + 1)
+    answers = {
+        path: sqlite_service.client.post(path, content=content).status_code
+        for path in ("/v1/fits/envelope", "/v1/calibrations", "/v1/calibrations/import")
+    }
+    assert answers == {"/v1/fits/envelope": 413, "/v1/calibrations": 413, "/v1/calibrations/import": 422}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])

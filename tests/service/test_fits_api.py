@@ -91,6 +91,21 @@ def test_a_bad_fit_request_names_the_field(sqlite_service: Any, kind: str, body:
     assert answer.json()["errors"][0]["field"] == field
 
 
+def test_more_work_than_a_second_or_so_is_refused(sqlite_service: Any) -> None:
+    contexts = [{"blocks": 1, "threads": 1, "scalar_ops": 1}] * 64
+    launch = {"geometry": "32x32x8/4x4", "m": 1, "n": 1, "k": 1, "contexts": contexts, "ms": 1}
+    issue = {"k": 1, "scalar_ops": 1, "ms": 1, "contexts": contexts}
+    # 64 x 64 x 17 = 69 632 and 64 x 1025 = 65 600, past 65 536; 64 x 64 x 16 and 64 x 1024 are just that
+    fill = {"points": [launch] * 64, "multiprocessors": 1, "candidates": list(range(1, 18))}
+    answers = [
+        post(sqlite_service, "fill", **fill),
+        post(sqlite_service, "issue_rate", points=[issue] * 1025),
+    ]
+    assert [(answer.status_code, answer.json()["errors"][0]["field"]) for answer in answers] == [(422, "points")] * 2
+    fill["candidates"] = list(range(1, 17))
+    assert post(sqlite_service, "fill", **fill).status_code == 200
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_number_that_is_none_is_refused(sqlite_service: Any, number: str) -> None:
     content = f'{{"rows": [{{"backend": "cc", "measured_ms": {number}, "flops": 1, "bytes": 1}}]}}'
