@@ -122,7 +122,7 @@ def _peak(
     windows = _witness_windows(measurements.rows, envelope.backend, rate_of)
     best = min(windows, default=0.0)
     quality = {
-        "spread": [value * best / max(windows), value] if len(windows) > 1 else None,
+        "spread": [value * (best / max(windows)), value] if len(windows) > 1 else None,
         "witness": witness,
         "window_ms": list(windows),
         "rows": envelope.rows,
@@ -182,12 +182,13 @@ def _cache_bandwidth(grid: Fit | None, measurements: Measurements) -> Constant:
     dram_rate = grid.inputs.get("dram_rate")
     points = fit_records(grid_points(measurements.working_set), "aligned")
     rates = cached_rates(points, dram_rate)
+    contrast = outcome.cache_rate / dram_rate if dram_rate else 0.0
     error = _MEDIAN_ERROR * stdev(rates) / sqrt(len(rates)) if len(rates) > 1 else None
     quality = {
         **rate_spread(outcome.cache_rate, error),
         "points": len(rates),
         "dram_rate": dram_rate,
-        "contrast": outcome.cache_rate / dram_rate if dram_rate else None,
+        "contrast": contrast if is_positive(contrast) else None,
     }
     clean = not isinstance(outcome, Transition) or outcome.monotone
     doubtful = () if clean else ("the rates do not split cleanly by working set",)

@@ -149,6 +149,17 @@ def test_a_peak_tells_its_witness_and_the_rates_of_its_windows(full_run: Measure
     assert peak.quality["rows"] == 3
 
 
+def test_evidence_out_of_a_floats_range_stays_finite(full_run: Measurements) -> None:
+    slow = replace(full_run.rows[1], window_ms=(1e300, 1e308))  # a hundred millionth of the peak
+    run = Measurements(rows=(slow,), working_set=full_run.working_set[:2])
+
+    peak = value(serve(run)["model_peak_memory_bandwidth"])
+    _, bandwidth = cache_answer(full_run, [4e11, 4e11], 1e-300)
+
+    assert peak.quality["spread"] == pytest.approx([1e3, 1e11])
+    assert value(bandwidth).quality["contrast"] is None
+
+
 def test_a_capacity_tells_its_two_sides(full_run: Measurements) -> None:
     capacity = value(serve(full_run)["model_cache_capacity"])
 
