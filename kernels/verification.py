@@ -33,7 +33,8 @@ STREAM_FLOPS: dict[StreamName, int] = {"copy": 0, "scale": 1, "add": 1, "triad":
 SCALAR = 0.5
 
 _CHUNK = 1 << 17  # elements: float64 temporaries of 1 MiB, about one core's L2
-_ROWS_BYTES = 1 << 25  # float64 bytes of operand rows converted at a time
+_PART_BYTES = 1 << 24  # float64 bytes of operand rows, and of a product, that a reference holds for a moment
+_KEPT_BYTES = 1 << 25  # and of shorter prefixes: 16 of the working-set sweep's results
 _SUSPECT = (
     "None of its times count. Repeat the run; if it fails again, suspect the compiler or the memory of this device."
 )
@@ -117,7 +118,8 @@ class ContractionReference:
 
     Notes
     -----
-    A longer prefix continues from the longest shorter one known, so a whole sweep over k costs one product.
+    A longer prefix continues from the longest shorter one known, so a whole sweep over k costs one product. Known ones
+    are kept while they are small; at most one large result is in memory.
     """
 
     def __init__(self, read: Read, *, m: int, n: int) -> None:
@@ -128,16 +130,22 @@ class ContractionReference:
         self._known: dict[int, Float64] = {}
 
     def at(self, k: int) -> Float64:
-        """Return the reference over the first `k` rows, shape (m, n)."""
+        """Return the reference over the first `k` rows, shape (m, n), to be used before the next is asked for."""
         if k not in self._known:
             start = max((known for known in self._known if known < k), default=0)
-            total = self._known[start].copy() if start else np.zeros((self._m, self._n))
-            step = max(1, _ROWS_BYTES // (8 * (self._m + self._n)))
+            total = self._known[start] if start else np.zeros((self._m, self._n))
+            if (len(self._known) + 1) * total.nbytes > _KEPT_BYTES:
+                self._known.clear()
+            elif start:
+                total = total.copy()
+            step = max(1, _PART_BYTES // (8 * (self._m + self._n)))
+            height = max(1, _PART_BYTES // (8 * self._n))
             for row in range(start, k, step):
                 stop = min(row + step, k)
                 dy = self._read("dy", row, stop).astype(np.float64)
                 x = self._read("x", row, stop).astype(np.float64)
-                total += dy.T @ x
+                for top in range(0, self._m, height):
+                    total[top : top + height] += dy[:, top : top + height].T @ x
             self._known[k] = total
             time.sleep(_BLAS_SPIN_S)
         return self._known[k]

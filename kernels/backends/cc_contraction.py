@@ -25,7 +25,7 @@ class ContractionWorkload(CcWorkload):
     def __init__(self, compiler: Compiler, team: Team, problem: ContractionProblem) -> None:
         """Allocate and fill."""
         m, n, k = problem.m, problem.n, problem.k
-        super().__init__(compiler, team, {"dw": (m, n), "dy": (k, m), "x": (k, n)})
+        super().__init__(compiler, team, {"dw": (m, n), "dy": (k, m), "x": (k, n)}, reference_bytes=8 * m * n)
         self._problem = problem
         self._reference = ContractionReference(self._read, m=m, n=n)
         for seed, name in enumerate(("dy", "x"), start=1):

@@ -22,7 +22,7 @@ C_INT64 = ctypes.c_int64
 C_POINTER = ctypes.c_void_p
 
 _HUGE_PAGE = 2 << 20
-_HEADROOM = 64 << 20  # for what Python and the references need beside the arrays
+_HEADROOM = 64 << 20  # for the temporaries of a verification
 _LATENCY_CALLS = 200
 
 
@@ -80,13 +80,15 @@ class Team:
         finally:
             self._library.unbind_team(self.threads, numbers, len(cores))
 
-    def allocate(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, Float32]:
+    def allocate(self, shapes: dict[str, tuple[int, ...]], *, beside: int = 0) -> dict[str, Float32]:
         """Return float32 arrays on huge pages where the host has them, still untouched.
 
         Parameters
         ----------
         shapes
             Name to shape.
+        beside
+            Bytes that will be needed too.
 
         Raises
         ------
@@ -98,7 +100,7 @@ class Team:
         Pages of 2 MiB keep the strided reads of a contraction out of the address-translation misses that would
         otherwise be measured with them.
         """
-        needed = sum(4 * int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
+        needed = beside + sum(4 * int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
         available = read_memory(self._root).available
         if needed + _HEADROOM > available:
             raise OutOfMemoryError(_too_big(needed, available))
@@ -142,6 +144,7 @@ def _array(shape: tuple[int, ...]) -> Float32:
 
 def _too_big(needed: int, available: int) -> str:
     return (
-        f"needs {needed} bytes ({needed / 2**30:.2f} GiB) and {available} bytes ({available / 2**30:.2f} GiB) are "
-        "available; ask for a smaller sweep, stop other programs, or raise the memory limit"
+        f"needs {needed} bytes ({needed / 2**30:.2f} GiB) and {_HEADROOM >> 20} MiB beside, and {available} bytes "
+        f"({available / 2**30:.2f} GiB) are available; ask for a smaller sweep, stop other programs, or raise the memory "
+        "limit"
     )

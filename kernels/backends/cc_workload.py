@@ -41,11 +41,13 @@ class CcKernel:
 class CcWorkload(ABC):
     """Arrays of one problem; `close` gives the memory back, after which its kernels can't run."""
 
-    def __init__(self, compiler: Compiler, team: Team, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Allocate; raises OutOfMemoryError."""
+    def __init__(
+        self, compiler: Compiler, team: Team, shapes: dict[str, tuple[int, ...]], *, reference_bytes: int = 0
+    ) -> None:
+        """Allocate; raises OutOfMemoryError, also where the reference would not fit beside the arrays."""
         self._compiler = compiler
         self._team = team
-        self._arrays = team.allocate(shapes)
+        self._arrays = team.allocate(shapes, beside=reference_bytes)
         self._addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
 
     @abstractmethod

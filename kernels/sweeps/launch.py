@@ -8,6 +8,7 @@ from typing import Any
 
 from fitting import LaunchPoint
 from kernels.backends.base import ContractionProblem, Workload
+from kernels.errors import OutOfMemoryError
 from kernels.events import SweepResult
 from kernels.parameters import MAX_OPS, Geometry, bytes_needed, launch_extent, launch_pairs, parse_geometry
 from kernels.sweeps.contraction import blocktile_case, emit_point, emit_row, require_points
@@ -118,7 +119,11 @@ class _Launch:
                 self.stopwatch.notes.append(f"sizes end below {size}, as the device's memory does")
                 return
             before = self._throughputs()
-            added = self.add(size)
+            try:
+                added = self.add(size)
+            except OutOfMemoryError as error:  # others may hold some of it; the sizes asked for are there
+                self.stopwatch.notes.append(f"sizes end below {size}: {error}")
+                return
             self.stopwatch.forward([item.case for item in added])
             after = self._throughputs()
             if all(after[label] < (1 + LEAST_RISE) * before.get(label, 0.0) for label in after):

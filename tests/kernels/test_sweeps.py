@@ -200,6 +200,14 @@ def test_launch_sizes_double_until_the_throughput_rises_by_less_than_five_percen
     assert recorded("launch", device=wide).run().result.facts["sizes"][-1] == 4096
 
 
+def test_launch_sizes_end_where_the_memory_does():
+    # two pilots, the second after the operations doubled, and six sizes before the first extended one
+    failure = Failure("out_of_memory", "32x32x8/4x4", at=2 + 6 + 1)
+    result = recorded("launch", device=SimulatedDevice(Truth("toy", failures=(failure,)))).run().result
+    assert result.facts["sizes"] == [32, 64, 128, 256, 512, 1024]
+    assert "sizes end below 2048: 32x32x8/4x4: planted allocation failure" in result.notes
+
+
 def test_asked_launch_sizes_are_not_extended():
     assert recorded("launch", {"sizes": [64, 128]}).run().result.facts["sizes"] == [64, 128]
 

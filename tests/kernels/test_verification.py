@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kernels import verification
 from kernels.backends.base import StreamCandidate, StreamKernel, StreamName
 from kernels.errors import VerificationError
 from kernels.verification import (
@@ -106,6 +107,18 @@ def test_a_longer_prefix_reads_only_the_rows_that_a_shorter_one_has_not() -> Non
     assert rows == [("dy", 0, 32), ("x", 0, 32), ("dy", 32, 96), ("x", 32, 96)]
     expected = held["dy"].astype(np.float64).T @ held["x"].astype(np.float64)
     np.testing.assert_allclose(reference.at(96), expected, rtol=0, atol=1e-13)
+
+
+def test_large_results_are_computed_in_parts_and_only_the_last_prefix_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_PART_BYTES", 8 * 8 * 3)  # three rows of the result, two of the operands
+    monkeypatch.setattr(verification, "_KEPT_BYTES", 8 * 4 * 8)  # one result
+    held = operands(20, 4, 8)
+    reference = ContractionReference(lambda name, start, stop: held[name][start:stop], m=4, n=8)
+
+    for k in (7, 20, 3, 20):
+        expected = held["dy"][:k].astype(np.float64).T @ held["x"][:k].astype(np.float64)
+        np.testing.assert_allclose(reference.at(k), expected, rtol=0, atol=1e-14)
+        assert len(reference._known) == 1
 
 
 def test_a_cell_within_k_times_2_to_the_minus_23_passes_and_one_outside_fails() -> None:

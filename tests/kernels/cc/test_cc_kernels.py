@@ -69,7 +69,7 @@ def test_an_extent_that_no_chunk_divides_is_right_too_marked_approximate_and_sta
     allocate = Team.allocate
     whole: dict[str, Float32] = {}
 
-    def allocate_more(team: Team, shapes: dict[str, tuple[int, ...]]) -> dict[str, Float32]:
+    def allocate_more(team: Team, shapes: dict[str, tuple[int, ...]], *, beside: int) -> dict[str, Float32]:
         whole.update(allocate(team, {name: (shape[0] + behind,) for name, shape in shapes.items()}))
         for array in whole.values():
             array[-behind:] = 7
