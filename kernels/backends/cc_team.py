@@ -145,6 +145,6 @@ def _array(shape: tuple[int, ...]) -> Float32:
 def _too_big(needed: int, available: int) -> str:
     return (
         f"needs {needed} bytes ({needed / 2**30:.2f} GiB) and {_HEADROOM >> 20} MiB beside, and {available} bytes "
-        f"({available / 2**30:.2f} GiB) are available; ask for a smaller sweep, stop other programs, or raise the memory "
-        "limit"
+        f"({available / 2**30:.2f} GiB) are available; ask for a smaller sweep, stop other programs, or raise the "
+        "memory limit"
     )
