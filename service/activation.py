@@ -29,7 +29,7 @@ GROUP_SWEEPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class NextSet:
-    """A set to be: its seven entries, the groups that the run replaced, and notes for a person."""
+    """A set to be: its seven entries, the groups whose values the run gave or took away, and notes for a person."""
 
     entries: Mapping[str, Entry]
     replaced: tuple[tuple[str, ...], ...]
@@ -40,7 +40,8 @@ class NextSet:
 class ActivationResult:
     """What became of a run's constants.
 
-    `activated`: at least one group of this run is in the active set. `revision`: the set made, None where none was.
+    `activated`: the run gave or took away the value of at least one constant. `revision`: the set made, None where none
+    was.
     """
 
     activated: bool
@@ -87,8 +88,9 @@ def next_set(
         reasons = _reasons(fresh.values(), doubtful)
         why_not = _why_kept(entries, fresh, reasons, ruled_out)
         if why_not is None:
+            if any(entry.value is not None or entries[name].value is not None for name, entry in fresh.items()):
+                replaced.append(names)
             entries.update({name: replace(entry, doubtful=reasons) for name, entry in fresh.items()})
-            replaced.append(names)
             continue
         notes.append(f"{', '.join(fresh)} kept: {why_not}")
         for name, entry in fresh.items():

@@ -45,7 +45,7 @@ def _keep(session: Session, parsed: ParsedDocument, activate: bool) -> tuple[str
     existing = session.get(Calibration, document.id, with_for_update=True)
     if existing is not None:
         _check_same(session, existing, parsed)
-        if activate and existing.origin == "import" and not existing.activated:
+        if activate and existing.origin == "import" and existing.revision is None:
             _activate_later(session, existing, parsed)
         return existing.id, False
     device = _device(session, document)

@@ -42,6 +42,13 @@ def test_the_first_run_fills_an_empty_set_and_leaves_the_rest_not_measured() -> 
     assert result.replaced == ((MEMORY,),)
 
 
+def test_a_run_that_gives_and_takes_no_value_replaces_nothing_but_the_reason() -> None:
+    result = following(a_set(value(MEMORY, 4e12)), value(MEMORY, 5e12), absent(FLOPS, "no_rows"), doubtful=["noisy"])
+    assert values(result.entries) == {MEMORY: 4e12}
+    assert result.entries[FLOPS].reason == "no_rows"
+    assert result.replaced == ()
+
+
 def test_a_group_that_was_not_measured_is_carried_over() -> None:
     result = following(a_set(value(MEMORY, 4e12), value(FLOPS, 6e13)), value(MEMORY, 4.1e12))
     assert values(result.entries) == {MEMORY: 4.1e12, FLOPS: 6e13}

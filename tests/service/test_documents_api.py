@@ -43,6 +43,19 @@ def test_an_import_is_idempotent_by_its_id(service: Any, document: MakeDocument)
     assert service.client.get(f"/v1/devices/{DEVICE}/constants").json()["revision"] == 1
 
 
+def test_a_doubtful_import_asked_to_activate_again_and_again_makes_one_revision(
+    service: Any, document: MakeDocument
+) -> None:
+    service.import_document(document())
+    doubtful = document(id="6f1f7f36-3c56-4d1c-9d0b-0123456789ac")
+    doubtful["sweeps"][0]["doubtful"] = ["noisy"]
+    answers = [service.client.post("/v1/calibrations/import?activate=true", json=doubtful) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 200, 200]
+    assert [(answer.json()["activated"], answer.json()["revision"]) for answer in answers] == [(False, 2)] * 3
+    history = service.client.get(f"/v1/devices/{DEVICE}/constants/history").json()["items"]
+    assert [item["revision"] for item in history] == [2, 1]
+
+
 def test_an_import_that_was_only_kept_can_be_activated_later(service: Any, document: MakeDocument) -> None:
     service.import_document(document(), activate=False)
     again = service.client.post("/v1/calibrations/import?activate=true", json=document())
