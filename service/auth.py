@@ -51,7 +51,7 @@ def check_bind(settings: Settings, has_tokens: bool) -> None:
         return
     raise BindError(
         f"refusing to listen on {settings.host} without a token: anyone could start work on this host's devices. "
-        "Create one with `calibrate token`, set CALIBRATE_TOKEN, or listen on 127.0.0.1"
+        "Create one with `calibrate token create NAME`, set CALIBRATE_TOKEN, or listen on 127.0.0.1"
     )
 
 

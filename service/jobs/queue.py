@@ -78,7 +78,10 @@ class JobQueue:
         self.client.enqueue_in_transaction(session, options, calibration.id)
 
     def withdraw(self, calibration_id: str) -> None:
-        """Forget a job that has not started: a cancelled one would take a turn of its queue, and do nothing in it."""
+        """Forget a job that has not started: a cancelled one would take a turn of its queue, and do nothing in it.
+
+        One that is handed out at this very moment does nothing either; the engine logs that it can't keep its outcome.
+        """
         if self.states([calibration_id]).get(calibration_id) in WAITING:
             self.client.delete_workflow(calibration_id)
 

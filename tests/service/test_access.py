@@ -153,7 +153,7 @@ def test_loopback_needs_no_token(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu7.lab", ""])
 def test_an_open_address_without_a_token_is_refused(host: str) -> None:
-    with pytest.raises(BindError, match="calibrate token"):
+    with pytest.raises(BindError, match="calibrate token create"):
         check_bind(Settings(host=host), has_tokens=False)
     check_bind(Settings(host=host), has_tokens=True)
 
