@@ -53,6 +53,7 @@ POLL_S = 0.25
 GRACE_S = 5.0
 """What a child gets past its time limit to say so itself, and after its last word to end."""
 _TAIL_BYTES = 8192
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def measure_sweep(
@@ -142,7 +143,7 @@ def _discover_backend(backend: str, timeout_s: float) -> Discovery:
             if time.monotonic() > give_up:
                 reason = f"looking for devices took more than {timeout_s:g} s: the driver hangs"
                 return Discovery(unusable=(UnusableBackend(backend, reason),))
-        reason = f"looking for devices {child.ending()}"
+        reason = f"looking for devices {child.ending()}{child.last_words()}"
         return Discovery(unusable=(UnusableBackend(backend, reason),))
 
 
@@ -189,6 +190,11 @@ class _Child:
             return f"was ended by {signal.Signals(-code).name}{hint}"
         return f"ended with exit code {code} and no result"
 
+    def last_words(self) -> str:
+        """Return the exception that ended the child, if one did."""
+        tail = self._tail()
+        return f": {tail.rstrip().splitlines()[-1]}" if _TRACEBACK in tail else ""
+
     def epitaph(self, request: SweepRequest) -> MeasureError:
         """Return the error of a child that ended without a result."""
         ending = self.ending()
@@ -200,7 +206,7 @@ class _Child:
                 " its kernel hung, or the point is too large for this device",
                 detail=tail,
             )
-        if code == 1 and "Traceback (most recent call last)" in tail:
+        if code == 1 and _TRACEBACK in tail:
             return MeasureError(f"the {request.sweep} sweep failed unexpectedly; the detail has where", detail=tail)
         return MeasureError(f"the process that measured {request.sweep} {ending}", detail=tail or None, crashed=True)
 

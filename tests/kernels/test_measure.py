@@ -346,6 +346,18 @@ def test_a_backend_whose_discovery_crashes_takes_no_other_with_it(simulated, mon
     assert found.unusable[0].reason == "looking for devices was ended by SIGSEGV"
 
 
+def test_a_discovery_that_fails_unexpectedly_says_with_what(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\nsys.modules['kernels.backends.cuda'] = types.ModuleType('broken')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (unusable,) = discover_in_child(backends=("cuda",)).unusable
+    assert unusable.reason == (
+        "looking for devices ended with exit code 1 and no result:"
+        " AttributeError: module 'broken' has no attribute 'CudaBackend'"
+    )
+
+
 def test_a_discovery_that_hangs_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
