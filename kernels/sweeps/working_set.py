@@ -8,7 +8,7 @@ from typing import Any
 
 from fitting import Transition, UntiledTraffic, WorkingSetPoint, fit_capacity, untiled_traffic
 from kernels.backends.base import ContractionProblem, Phase, UntiledKernel, Workload
-from kernels.errors import UnsupportedError
+from kernels.errors import OutOfMemoryError, UnsupportedError
 from kernels.events import SweepResult
 from kernels.parameters import UNTILED_K_STEP
 from kernels.sweeps.contraction import emit_point, require_points
@@ -20,6 +20,7 @@ REFINED_RATIO = 1.1
 """Ratio of neighbouring working sets around a split: the capacity, a geometric mean, is then known to about 5 %."""
 REFINING_SHARE = 0.5
 """The part of the time left that refinement may take."""
+CONTROL_ROWS = 8
 
 
 def sweep_working_set(run: SweepRun) -> SweepResult:
@@ -35,9 +36,9 @@ def sweep_working_set(run: SweepRun) -> SweepResult:
 
     Notes
     -----
-    The plain plan (`aligned`: all blocks start at k = 0) is what is served. Where the device can, a second series
-    starts each block at its own phase (`spread`), so that the blocks' operands are live at once: the control which
-    shows the physical cache.
+    The plain plan (`aligned`: all blocks start at k = 0) is what is served. Where the device can, a second series of
+    the same blocks and about the same distinct bytes starts each block at its own phase (`spread`), so that the blocks'
+    operands are live at once: the control which shows the physical cache (`control_shape`).
 
     References
     ----------
@@ -46,22 +47,46 @@ def sweep_working_set(run: SweepRun) -> SweepResult:
     m, n, ks = run.parameters["m"], run.parameters["n"], run.parameters["ks"]
     stopwatch = Stopwatch(run, repeats_policy(run.parameters["repeats"]))
     with run.device.open_workload(ContractionProblem(m, n, max(ks))) as workload:
-        sweep = _Series(run, stopwatch, workload, m, n)
-        aligned = sweep.grid(ks, "aligned")
+        plain = _Series(run, stopwatch, workload, m, n)
+        aligned = plain.grid(ks, "aligned")
         require_points(stopwatch, list(aligned.values()), "working_set")
-        sweep.refine(aligned, "aligned")
-        try:
-            spread = sweep.grid(ks, "spread")
-        except UnsupportedError as error:
-            spread = {}
-            stopwatch.notes.append(f"no spread control: {error}")
-        sweep.refine(spread, "spread")
+        plain.refine(aligned, "aligned")
         repeat = stopwatch.repeat(aligned[min(aligned)])
-    timed = sorted((case.order, k, case) for series in (aligned, spread) for k, case in series.items())
-    for _, k, case in (*timed, (0, min(aligned), repeat)):
+    timed = [(plain, k, case) for k, case in aligned.items()]
+    rows, columns = control_shape(m, n)
+    try:
+        extents = control_extents(ks, (m + n) / (rows + columns))
+        with run.device.open_workload(ContractionProblem(rows, columns, max(extents))) as workload:
+            control = _Series(run, stopwatch, workload, rows, columns)
+            spread = control.grid(extents, "spread")
+            control.refine(spread, "spread")
+            timed += [(control, k, case) for k, case in spread.items()]
+    except (UnsupportedError, OutOfMemoryError) as error:
+        stopwatch.notes.append(f"no spread control: {error}")
+    for series, k, case in (*sorted(timed, key=lambda item: item[2].order), (plain, min(aligned), repeat)):
         if case.best_ms is not None:
-            emit_point(run, case, sweep.point(k, case))
-    return stopwatch.result(list(aligned.values()), **sweep.facts(aligned))
+            emit_point(run, case, series.point(k, case))
+    return stopwatch.result(list(aligned.values()), control={"m": rows, "n": columns}, **plain.facts(aligned))
+
+
+def control_shape(m: int, n: int) -> tuple[int, int]:
+    """
+    Return the output shape of the spread control: as many blocks, `CONTROL_ROWS` of them on each column of x.
+
+    Notes
+    -----
+    Blocks that read the same column of x and run within a cache's reach of each other fall in step: the one behind
+    finds in the cache what the one ahead has fetched, catches up, and shares it. With 256 rows they start 1/256 of k
+    apart and do so; with 8 they stay apart. On an H200, whose cache holds 60 MiB, the rate fell half way to DRAM's at
+    141 MiB with 256 rows and between 63 and 71 MiB with 8 (docs/gpu-results.md).
+    """
+    return (CONTROL_ROWS, m // CONTROL_ROWS * n) if m % CONTROL_ROWS == 0 else (m, n)
+
+
+def control_extents(ks: Sequence[int], factor: float) -> list[int]:
+    """Return the extents at which the control has about the distinct bytes that the plain plan has at `ks`."""
+    steps = {max(1, int(k * factor / UNTILED_K_STEP)) for k in ks}
+    return [UNTILED_K_STEP * step for step in sorted(steps)]
 
 
 class _Series:

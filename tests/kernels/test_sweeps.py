@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from kernels.backends.base import Conditions
 from kernels.backends.simulated import SimulatedDevice
 from kernels.backends.truth import Failure, Truth
 from kernels.errors import (
@@ -18,9 +20,9 @@ from kernels.errors import (
 )
 from kernels.events import PointMeasured, Progress, RowMeasured
 from kernels.parameters import SWEEPS
-from kernels.sweeps.run import relative_spread
-from kernels.sweeps.working_set import refined_extents
-from kernels.timing import Clock
+from kernels.sweeps.run import drift_ms, relative_spread
+from kernels.sweeps.working_set import control_extents, control_shape, refined_extents
+from kernels.timing import Clock, Window
 from tests.kernels.recorded import recorded
 
 
@@ -123,6 +125,46 @@ def test_refined_extents_cover_an_octave_in_steps_of_at_most_a_tenth():
 def test_both_phases_are_measured_where_the_device_has_both():
     phases = {event.reading.phase for event in recorded("working_set").run().points}
     assert phases == {"aligned", "spread"}
+
+
+def test_the_control_has_the_same_blocks_and_about_the_same_distinct_bytes_on_eight_rows():
+    assert control_shape(256, 1024) == (8, 32768)
+    assert control_shape(20, 1024) == (20, 1024)  # 8 does not divide 20
+    # 1280 / 32776 of k, down to a multiple of 8 but never under it: 256 gives 9.99, 65536 gives 2559.4
+    assert control_extents([256, 512, 65536], 1280 / 32776) == [8, 16, 2552]
+    points = [event.point for event in recorded("working_set").run().points if event.reading.phase == "spread"]
+    assert {point.loops[1:] for point in points} == {(8, 32768)}
+    # 1024 blocks, 864 of them resident on 108 multiprocessors of 8, each reading 4 (256 + 1) bytes a step of k
+    assert all(point.requested == 1024 * 4 * 257 * point.k for point in points)
+    assert all(point.working_set == 864 * 4 * 257 * point.k for point in points)
+
+
+class Clocked(SimulatedDevice):
+    """Has a device clock, and a clock rate that falls under the control."""
+
+    def __init__(self, truth):
+        super().__init__(truth)
+        self.control = False
+
+    def open_workload(self, problem):
+        self.control = getattr(problem, "m", 0) == 8
+        return super().open_workload(problem)
+
+    def conditions(self):
+        return replace(super().conditions(), sm_clock_mhz=1485.0 if self.control else 1980.0)
+
+
+def test_clocks_that_fall_under_the_control_are_no_doubt_on_what_is_served():
+    result = recorded("working_set", device=Clocked(Truth("toy"))).run().result
+    assert result.doubtful == ()
+    assert result.facts["sm_clock_mhz"] == (1485.0, 1980.0)
+
+
+def test_drift_is_read_off_the_device_clock_where_there_is_one():
+    surroundings = Conditions()
+    window = Window((0.0347,), 0.0288, 1, None, False, datetime.now(UTC), 1.0, surroundings, surroundings)
+    assert drift_ms(window) == 0.0288
+    assert drift_ms(replace(window, device_ms=None)) == 0.0347
 
 
 def test_no_refinement_is_begun_that_the_time_left_would_not_hold():
