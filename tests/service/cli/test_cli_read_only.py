@@ -27,4 +27,4 @@ def test_a_home_that_cannot_be_written_hinders_neither_the_list_nor_a_run(tmp_pa
 
     assert done.returncode == 0, done.stderr
     assert "toy (simulated)" in done.stdout
-    assert ("cpu-" if words == ["devices"] else "model_peak_memory_bandwidth=1.500003e+12") in done.stdout
+    assert ("cpu-" if words == ["devices"] else "model_peak_memory_bandwidth=1.50000") in done.stdout
