@@ -48,7 +48,7 @@ from fitting.launch_fill import (
 from fitting.points import MAX_COUNT, IssuePoint, LaunchContext, LaunchPoint, WorkingSetPoint
 from fitting.records import point_from_json, record_to_json, row_from_json
 from fitting.report import Form, constant_lines, format_constant, format_number
-from fitting.rows import CalibrationRow, ParsedRows, parse_rows
+from fitting.rows import CalibrationRow, ParsedRows, floor_milliseconds, parse_rows
 from fitting.served import Absent, Constant, ConstantValue, ServedOutcome
 from fitting.serving import constants_of
 from fitting.traffic import UntiledTraffic, contraction_distinct_bytes, contraction_ops, untiled_traffic
@@ -105,6 +105,7 @@ __all__ = [
     "fit_fill",
     "fit_issue_rate",
     "fit_to_json",
+    "floor_milliseconds",
     "format_constant",
     "format_number",
     "launch_fill",

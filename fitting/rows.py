@@ -215,6 +215,31 @@ def _parse_count(text: str) -> int | None:
     return value if value <= MAX_COUNT else None
 
 
+def floor_milliseconds(value: float) -> float:
+    """Return a time as a row file would give it back: floored at the sixth decimal.
+
+    Parameters
+    ----------
+    value : float
+        Milliseconds.
+
+    Returns
+    -------
+    float
+        Milliseconds; a row that is kept so is fitted to the same constants before and after it is written.
+
+    Raises
+    ------
+    ValueError
+        When `value` is negative or not finite.
+
+    References
+    ----------
+    calibration-rows.md, "The row file".
+    """
+    return float(_format_milliseconds("value", value))
+
+
 def _format_milliseconds(name: str, value: float) -> str:
     if not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite and not negative to be written, got {value!r}")

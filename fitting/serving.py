@@ -39,6 +39,9 @@ from fitting.served import Constant, ConstantValue, ServedOutcome, absent_consta
 LEAST_CACHE_CONTRAST = 1.2
 """Fastest requested rate over the DRAM rate below which the kernel is not limited by memory in cache."""
 
+LARGE_RESIDUAL = 0.5
+"""Relative error of a fitted line from which its rate is called into question: half as much again, or as little."""
+
 _MEDIAN_ERROR = 1.2533141373155003
 """sqrt(pi / 2): the standard error of a median over that of a mean, for many normal readings."""
 
@@ -149,7 +152,8 @@ def _cache(fit: Fit, grid: Fit | None, measurements: Measurements) -> list[Const
     fastest = max((rate for rate, _ in rated_points(points)), default=0.0)
     if not isinstance(outcome, Transition | AllCached):
         return [absent_constant(name, _CAPACITY_REASONS[type(outcome)], outcome) for name in names]
-    if dram_rate is not None and fastest < LEAST_CACHE_CONTRAST * dram_rate:
+    grid_rate = getattr(grid.outcome, "cache_rate", fastest) if grid else fastest
+    if dram_rate is not None and min(fastest, grid_rate) < LEAST_CACHE_CONTRAST * dram_rate:
         return [absent_constant(name, "low_contrast", outcome) for name in names]
     return [_capacity(fit, outcome, points), _cache_bandwidth(grid, measurements)]
 
@@ -240,6 +244,8 @@ def _issue_rate(fit: Fit | None, measurements: Measurements) -> Constant | None:
         "fill": inputs["fill"],
     }
     warnings = ["the fitted latency is negative"] if outcome.latency_ms < 0 else []
+    if outcome.max_residual > LARGE_RESIDUAL:
+        warnings.append(f"the line misses a point by {outcome.max_residual:.0%}: the rate changes over the sweep")
     return served_constant("model_issue_rate", outcome.rate, fit, outcome, quality, warnings=warnings)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from service.schemas import SweepName
 
+LEAST_TOKEN = 16
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -48,7 +49,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    token: SecretStr | None = Field(default=None, min_length=16)
+    token: SecretStr | None = None
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     pool_size: int = Field(default=16, ge=2, le=256)
     revision_poll_s: float = Field(default=1.0, gt=0)
@@ -66,6 +67,13 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(item.strip().lower() for item in value.split(",") if item.strip())
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < LEAST_TOKEN:
+            raise ValueError(f"a token has at least {LEAST_TOKEN} characters")
         return value
 
     @field_validator("database_url")

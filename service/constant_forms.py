@@ -13,7 +13,7 @@ from fitting import CONSTANTS, constant_lines
 from fitting.constants import INTEGERS
 from service.constant_sets import Entry, empty_set, load_set
 from service.errors import NotCalibratedError, UnknownRevisionError
-from service.models import ConstantSet, Device
+from service.models import OPEN_STATES, Calibration, ConstantSet, Device
 from service.schemas import ConstantsView, ConstantView, DeviceIdentity, Format
 
 
@@ -29,9 +29,7 @@ def constants_view(session: Session, device: Device, revision: int | None = None
     """
     wanted = device.active_revision if revision is None else revision
     if wanted is None:
-        raise NotCalibratedError(
-            f"device {device.key} has no constants yet: POST /v1/calibrations with this device, then ask again"
-        )
+        raise NotCalibratedError(f"device {device.key} has no constants yet: {_what_to_do(session, device)}")
     found = get_set(session, device, wanted)
     return ConstantsView(
         device=DeviceIdentity(key=device.key, name=device.name, simulated=device.simulated),
@@ -40,6 +38,22 @@ def constants_view(session: Session, device: Device, revision: int | None = None
         pinned=found.pinned,
         constants=constant_views(load_set(session, device.key, found.revision)),
     )
+
+
+def _what_to_do(session: Session, device: Device) -> str:
+    """Say how a device without constants comes to have some."""
+    query = (
+        select(Calibration)
+        .where(Calibration.device_key == device.key, Calibration.state.in_(OPEN_STATES))
+        .order_by(Calibration.requested_at)
+    )
+    coming = session.scalars(query).first()
+    if coming is not None:
+        progress = f"{coming.progress_done} of {coming.progress_total}, {coming.progress_message}"
+        return f"calibration {coming.id} is {coming.state} ({progress}); ask again when it has succeeded"
+    if not device.usable:
+        return f"it can't be calibrated here ({device.reason}); import a calibration of it, activated"
+    return "POST /v1/calibrations with this device, then ask again"
 
 
 def get_set(session: Session, device: Device, revision: int) -> ConstantSet:

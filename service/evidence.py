@@ -43,6 +43,9 @@ def record_json(row: RecordRow) -> dict[str, Any]:
     return {field.name: getattr(row, _COLUMNS.get(field.name, field.name)) for field in fields}
 
 
+REPEAT = "repeat"  # the role of a point timed again to see drift; it enters no fit and no row file
+
+
 def reading_json(row: RecordRow) -> dict[str, Any]:
     """Return how a stored record's time was read."""
     return {name: getattr(row, name) for name in _READING}
@@ -73,7 +76,9 @@ def device_rows(session: Session, device_key: str, *, after: int, limit: int) ->
         select(Row)
         .join(SweepRun, SweepRun.id == Row.sweep_run_id)
         .join(Calibration, Calibration.id == SweepRun.calibration_id)
-        .where(Calibration.device_key == device_key, Calibration.state == "succeeded", Row.id > after)
+        .where(
+            Calibration.device_key == device_key, Calibration.state == "succeeded", Row.id > after, Row.role != REPEAT
+        )
         .order_by(Row.id)
         .limit(limit)
     )

@@ -14,8 +14,15 @@ if ! command -v buildah >/dev/null || ! command -v debootstrap >/dev/null || ! c
 fi
 store=$(mktemp -d)
 b() { buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs "$@"; }
-cleanup() { [ -z "${server:-}" ] || kill "$server" 2>/dev/null || true; b rm --all >/dev/null 2>&1 || true; rm -rf "$store"; }
-trap cleanup EXIT INT TERM
+cleanup() {
+  trap - EXIT INT TERM
+  # The whole session: buildah's children do not end with it.
+  [ -z "${server:-}" ] || { pkill -TERM -s "$server"; sleep 3; pkill -KILL -s "$server"; } || true
+  b rm --all >/dev/null 2>&1 || true
+  rm -rf "$store"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
 echo "base: a minimal Debian bookworm"
 debootstrap --variant=minbase bookworm "$store/base" >"$store/debootstrap.log" 2>&1 || { tail -5 "$store/debootstrap.log"; exit 1; }
 base=$(b from scratch)
@@ -42,7 +49,9 @@ run() { b run --isolation chroot --network host --user 10001 "$@"; }
 echo "without a token it must refuse an address beyond loopback:"
 if run "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/refused.log" 2>&1; then echo "it did not refuse"; exit 1; fi
 grep -m1 "refusing to listen" "$store/refused.log" || { echo "it did not say why"; tail -5 "$store/refused.log"; exit 1; }
-run --env CALIBRATE_TOKEN=image-check-token-0123456789abcdef "$image" -- calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/serve.log" 2>&1 &
+setsid buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs run --isolation chroot --network host \
+  --user 10001 --env CALIBRATE_TOKEN=image-check-token-0123456789abcdef "$image" -- \
+  calibrate serve --host 0.0.0.0 --port "$PORT" >"$store/serve.log" 2>&1 &
 server=$!
 tries=0
 until python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$PORT/healthz', timeout=2)" 2>/dev/null; do

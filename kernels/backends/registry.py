@@ -95,7 +95,8 @@ def find(name: str | None, discovery: Discovery) -> DeviceDescription:
         When none matches, or several do; both list what there is.
     """
     devices = discovery.devices
-    listing = "; ".join(f"{device.key} ({device.name})" for device in devices) or _reasons(discovery)
+    usable = ", ".join(f"{device.key} ({device.name})" for device in devices) or "none"
+    listing = "; ".join([f"usable: {usable}", *(f"no {item.backend}: {item.reason}" for item in discovery.unusable)])
     if name is None:
         matches = list(devices)
     else:
@@ -110,11 +111,7 @@ def find(name: str | None, discovery: Discovery) -> DeviceDescription:
         return matches[0]
     if not matches:
         asked = "no usable device" if name is None else f"no device {name!r}"
-        raise NoDeviceError(f"{asked} on this host; there is: {listing}")
+        raise NoDeviceError(f"{asked} on this host; {listing}")
     choices = "; ".join(f"{device.key} ({device.name})" for device in matches)
     asked = "several devices are usable" if name is None else f"{name!r} names several devices"
     raise NoDeviceError(f"{asked}; choose one of: {choices}")
-
-
-def _reasons(discovery: Discovery) -> str:
-    return "; ".join(f"{item.backend}: {item.reason}" for item in discovery.unusable) or "nothing"

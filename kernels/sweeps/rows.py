@@ -5,7 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from fitting import CalibrationRow, FillModel, LaunchContext, ranking_seconds, roofline_seconds
+from fitting import (
+    CalibrationRow,
+    FillModel,
+    LaunchContext,
+    floor_milliseconds,
+    ranking_seconds,
+    roofline_seconds,
+)
 from kernels.backends.base import LaunchFacts
 
 
@@ -34,15 +41,20 @@ def calibration_row(
         In force; `model_ms` is None without a peak among them.
     extents : str
         The problem's sizes; they enter the digest, so that it tells problems apart.
+
+    Notes
+    -----
+    Times are floored as a row file floors them, so that the exported rows give the constants that are served.
     """
+    bound = bound_ms(facts, constants)
     digest = hashlib.sha256("\n".join((backend, routine, label, extents)).encode()).hexdigest()[:12]
     return CalibrationRow(
         backend=backend,
         digest=digest,
         routine=routine,
         label=label,
-        measured_ms=best_ms,
-        model_ms=bound_ms(facts, constants),
+        measured_ms=floor_milliseconds(best_ms),
+        model_ms=None if bound is None else floor_milliseconds(bound),
         kernels=facts.kernels,
         flops=facts.flops,
         bytes=facts.bytes,

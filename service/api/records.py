@@ -14,7 +14,7 @@ from service.api.paging import Cursor, RecordLimit, decode_cursor, encode_cursor
 from service.api.views import Views
 from service.bodies import IMPORT_PATH
 from service.documents import CalibrationDocument, export_calibration
-from service.evidence import POINT_TABLES, fits, reading_json, record_json, records, row_line
+from service.evidence import POINT_TABLES, REPEAT, fits, reading_json, record_json, records, row_line
 from service.imports import import_calibration
 from service.models import Row
 from service.repository import get_calibration
@@ -43,7 +43,7 @@ def get_rows(
         with services.database.read() as session:
             get_calibration(session, calibration_id)
             rows = records(session, Row, calibration_id)
-        return Response("".join(row_line(row) for _, row in rows), media_type=RowFile.media_type)
+        return Response("".join(row_line(row) for _, row in rows if row.role != REPEAT), media_type=RowFile.media_type)
     return _records(services, Row, calibration_id, limit, cursor)
 
 

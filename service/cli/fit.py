@@ -88,6 +88,12 @@ def _fit_envelope(rows: Iterable[fitting.CalibrationRow], file: Path, backend: s
         note(f"{file}: no row can be fitted: a row is 12 or 11 columns separated by tabs; points need --kind")
         return False
     say("\n".join(each.report(margin) for each in fits))
+    for each in fits:
+        if each.peak_flops and each.peak_flops[1].startswith("stream_"):
+            note(
+                f"warning: {each.backend}: a STREAM row sets model_peak_flops, as no compute-bound row is here: it is"
+                " far below the arithmetic peak, and a calibration would not serve it"
+            )
     if len(fits) > 1:
         note("warning: several backends: a config file takes one key once, so paste one backend's lines (--backend)")
     return any(each.peak_flops or each.peak_memory_bandwidth for each in fits)

@@ -18,7 +18,7 @@ from service.cli.run import check_out, write_whole
 from service.cli.serve import DatabaseUrl, DataDir, load_settings
 from service.config import Settings
 from service.errors import ServiceError
-from service.models import Token
+from service.models import Calibration, Token
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 
@@ -51,7 +51,14 @@ def import_document(
         raise CliError(f"{file} can't be read: {error.strerror}", 2) from error
     with _open(load_settings(data_dir, database_url)) as database:
         calibration, new = import_calibration(database, document, activate=activate)
-    say(f"calibration {calibration} {'imported' if new else 'was here already'}")
+        with database.read() as session:
+            kept = session.get_one(Calibration, calibration)
+        say(f"calibration {calibration} {'imported' if new else 'was here already'}")
+        if activate:
+            say(f"activated: revision {kept.revision}" if kept.activated else "not activated: what was served stays")
+        for line in kept.notes:
+            say(f"note: {line}")
+        note(f"database: {database.url.render_as_string(hide_password=True)}")
 
 
 def export_document(
@@ -91,6 +98,7 @@ def create_token(
                 text = auth.create_token(session, name, scopes)
         except IntegrityError as error:
             raise CliError(f"there is a token named {name!r} already; revoke it first", 2) from error
+        note(f"database: {database.url.render_as_string(hide_password=True)}; from now on its service wants a token")
     say(text)
 
 

@@ -85,6 +85,7 @@ class Driver:
                         return
                     case AllMeasured():
                         self._persist(lambda session: _conclude(session, calibration_id))
+                        log.info("calibration ended", calibration=calibration_id)
                         return
                     case Attempt() as attempt:
                         self._measure(attempt)
@@ -125,14 +126,25 @@ class Driver:
             self._after_error(attempt, watch, measured, error)
         else:
             self._persist(lambda session: transitions.complete(session, attempt, measured, result))
+            log.info(
+                "sweep succeeded",
+                calibration=attempt.calibration_id,
+                sweep=attempt.sweep,
+                doubtful=list(result.doubtful),
+            )
 
     def _after_error(self, attempt: Attempt, watch: Watch, measured: list[Record], error: MeasureError) -> None:
-        log.info(
-            "sweep ended", calibration=attempt.calibration_id, sweep=attempt.sweep, code=error.code, why=str(error)
-        )
         if watch.reason == "stop" or (error.crashed and self._stop.wait(_STOP_LAG_S)):
             self._give_back(attempt)
+            log.info(
+                "sweep interrupted; it starts again with the worker",
+                calibration=attempt.calibration_id,
+                sweep=attempt.sweep,
+            )
             raise Interrupted
+        log.info(
+            "sweep failed", calibration=attempt.calibration_id, sweep=attempt.sweep, code=error.code, why=str(error)
+        )
         if watch.reason == "cancel":
             self._persist(lambda session: transitions.stop_cancelled(session, attempt, measured))
             return

@@ -168,6 +168,8 @@ class _Worker:
             return devices
 
     def _record(self, discovery: Discovery) -> list[str]:
+        for item in discovery.unusable:
+            log.info(f"no {item.backend} device", why=item.reason)
         with self._database.write() as session:
             return hosts.record_discovery(session, self._host_id, service_version(), discovery)
 

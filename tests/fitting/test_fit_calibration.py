@@ -20,7 +20,9 @@ from fitting import (
     FillUnfittable,
     Fit,
     IssueFit,
+    IssuePoint,
     IssueUnfittable,
+    Measured,
     Measurements,
     NoTransition,
     TooFewPoints,
@@ -265,6 +267,34 @@ def test_a_working_set_sweep_that_shows_no_cache_serves_neither(
     for constant in cache_answer(full_run, rates, dram_rate):
         assert absent(constant).reason == reason
         assert isinstance(absent(constant).outcome, outcome)
+
+
+def test_a_grid_that_hardly_beats_memory_serves_neither_whatever_its_refinement_reads(full_run: Measurements) -> None:
+    rates = {"grid": [1.1e11, 1.05e11, 0.9e11], "refine": [1.9e11, 1.8e11]}
+    points = tuple(
+        replace(item, record=replace(item.record, ms=item.record.requested / rate * 1e3))
+        for role, wanted in rates.items()
+        for item, rate in zip([i for i in full_run.working_set if i.role == role], wanted, strict=False)
+        if item.phase == "aligned"
+    )
+
+    constants = serve(Measurements(working_set=points), {"model_peak_memory_bandwidth": 1e11})
+
+    assert absent(constants["model_cache_bandwidth"]).reason == "low_contrast"
+    assert absent(constants["model_cache_capacity"]).reason == "low_contrast"
+
+
+def test_a_line_that_misses_its_points_is_warned_of() -> None:
+    # 0.1, 2.05, 4 ms at 1, 2, 4 x 10^9 ops: slope 1.25357, intercept -0.875, so 0.37857 ms at the first: 279 % off
+    times = {1: 0.1, 2: 2.05, 4: 4.0}
+    points = tuple(Measured(IssuePoint(k, k * 10**9, 0, 1, ms)) for k, ms in times.items())
+
+    rate = value(serve(Measurements(issue=points))["model_issue_rate"])
+
+    assert rate.quality["warnings"] == [
+        "the fitted latency is negative",
+        "the line misses a point by 279%: the rate changes over the sweep",
+    ]
 
 
 def test_without_an_issue_sweep_the_rate_is_the_fill_fits(full_run: Measurements) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fitting import MAX_COUNT, CalibrationRow, ParsedRows, parse_rows
+from fitting import MAX_COUNT, CalibrationRow, ParsedRows, floor_milliseconds, parse_rows
 
 ROW = CalibrationRow(
     "cc", "9f3a", "stream_triad", "block=256,vec=4,ept=1", 12.5, 11.25, 1, 134217728, 805306368, False, False, False
@@ -24,6 +24,14 @@ def line_with(**changes: str) -> str:
     names = ["backend", "digest", "routine", "label", "measured_ms", "model_ms", "kernels", "flops", "bytes"]
     names += ["flops_approx", "bytes_approx", "opaque"]
     return "\t".join(changes.get(name, text) for name, text in zip(names, COLUMNS, strict=True))
+
+
+def test_a_floored_time_is_what_a_row_file_gives_back():
+    assert floor_milliseconds(0.1273919939994812) == 0.127391
+    assert floor_milliseconds(0.127391) == 0.127391
+    assert floor_milliseconds(9.9e-7) == 0.0
+    with pytest.raises(ValueError, match="finite"):
+        floor_milliseconds(math.inf)
 
 
 def test_a_twelve_column_line_is_read() -> None:

@@ -193,7 +193,7 @@ def test_no_name_means_the_only_device():
 
 
 def test_an_unknown_device_is_never_silently_another():
-    with pytest.raises(NoDeviceError, match=r"no device 'GPU-c' on this host; there is: GPU-a"):
+    with pytest.raises(NoDeviceError, match=r"no device 'GPU-c' on this host; usable: GPU-a"):
         registry.find("GPU-c", HOST)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from fitting import CalibrationRow
 from kernels.backends.base import Conditions
 from kernels.backends.simulated import SimulatedDevice
 from kernels.backends.truth import Failure, Truth
@@ -104,7 +105,8 @@ def test_prices_are_null_where_no_constants_are_in_force():
 def test_rows_carry_the_bound_under_the_constants_in_force():
     sweep = recorded("stream", constants={"model_peak_memory_bandwidth": 1e12}).run()
     row = sweep.rows[0].row
-    assert row.model_ms == pytest.approx(1e3 * row.bytes / 1e12)
+    assert row.model_ms == 0.53687  # 8 * 2^26 bytes at 1e12 byte/s are 0.536870912 ms, floored as in a row file
+    assert CalibrationRow.from_line(row.to_line()) == row
 
 
 def test_points_around_the_split_are_a_ratio_of_about_a_tenth_apart():

@@ -168,6 +168,15 @@ def test_a_device_without_constants_says_what_to_do(sqlite_service: Any) -> None
     assert "POST /v1/calibrations" in answer.json()["detail"]
 
 
+def test_a_device_whose_calibration_is_on_its_way_says_so(sqlite_service: Any) -> None:
+    device = sqlite_service.add_device()
+    job = sqlite_service.client.post("/v1/calibrations", json={"device": device, "sweeps": ["stream"]}).json()["id"]
+
+    detail = sqlite_service.client.get(f"/v1/devices/{device}/constants").json()["detail"]
+
+    assert f"calibration {job} is queued" in detail
+
+
 def test_an_earlier_revision_can_be_read_and_an_unknown_one_not(service: Any, document: MakeDocument) -> None:
     service.import_document(document())
     activate_another(service, document, 0.5)

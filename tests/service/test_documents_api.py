@@ -220,6 +220,21 @@ def test_rows_come_back_as_the_lines_of_a_row_file(service: Any, document: MakeD
     assert service.client.get(f"/v1/devices/{DEVICE}/rows.tsv").text == answer.text
 
 
+def test_a_point_timed_again_to_see_drift_is_in_no_row_file(service: Any, document: MakeDocument) -> None:
+    given = document()
+    rows = given["sweeps"][0]["rows"]
+    again = copy.deepcopy(rows[0])
+    again["reading"]["role"] = "repeat"
+    rows.append(again)
+    calibration = service.import_document(given)
+
+    answer = service.client.get(f"/v1/calibrations/{calibration}/rows?format=tsv")
+
+    assert len(answer.text.splitlines()) == len(rows) - 1
+    assert service.client.get(f"/v1/devices/{DEVICE}/rows.tsv").text == answer.text
+    assert len(service.client.get(f"/v1/calibrations/{calibration}/rows").json()["items"]) == len(rows)
+
+
 def test_rows_are_paged(service: Any, document: MakeDocument) -> None:
     calibration = service.import_document(document())
     path = f"/v1/calibrations/{calibration}/rows?limit=3"
