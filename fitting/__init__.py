@@ -17,7 +17,7 @@ from fitting.capacity import (
     Transition,
     fit_capacity,
 )
-from fitting.constants import CONSTANTS, GROUPS, ConstantInfo
+from fitting.constants import CONSTANTS, GROUP_SWEEPS, GROUPS, ConstantInfo
 from fitting.cost_model import (
     FillForm,
     FillModel,
@@ -58,6 +58,7 @@ __all__ = [
     "DEFAULT_FILL_CANDIDATES",
     "DOCUMENT_SCHEMA",
     "GROUPS",
+    "GROUP_SWEEPS",
     "MAX_COUNT",
     "Absent",
     "AllCached",

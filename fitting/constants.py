@@ -30,6 +30,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Group -> its constants. They are fitted together and mean nothing mixed with another run's."""
 
+GROUP_SWEEPS: dict[str, tuple[str, ...]] = {
+    "memory": ("stream",),
+    "compute": ("issue",),
+    "cache": ("working_set",),
+    "issue": ("launch", "issue"),
+}
+"""Group -> the sweeps whose doubts are its own."""
+
 PEAKS = ("model_peak_flops", "model_peak_memory_bandwidth")
 """The sound bounds: printed bumped and with the margin."""
 

@@ -5,17 +5,16 @@ Needs numpy only, so that it runs on a bare GPU machine; the document can be imp
 
 from __future__ import annotations
 
-import platform
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fitting import (
     CONSTANTS,
     DOCUMENT_SCHEMA,
+    GROUP_SWEEPS,
     Absent,
     ConstantValue,
     Fit,
@@ -42,18 +41,9 @@ from kernels.events import (
 from kernels.host import host_id
 from kernels.measure import discover_in_child, measure_sweep
 from kernels.parameters import resolve_all
+from kernels.versions import versions
 
-__all__ = ["GROUP_SWEEPS", "calibrate", "device_to_json", "versions"]
-
-GROUP_SWEEPS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("stream",),
-    "compute": ("issue",),
-    "cache": ("working_set",),
-    "issue": ("launch", "issue"),
-}
-"""Group of constants to the sweeps whose doubts are theirs."""
-
-_PACKAGES = ("calibration-service", "numpy", "cupy-cuda12x", "cupy-cuda13x", "nvidia-ml-py")
+__all__ = ["calibrate", "device_to_json", "versions"]
 
 
 def calibrate(
@@ -219,17 +209,6 @@ class _Calibration:
             ]
             form["doubtful"] = [*form["doubtful"], *doubts]
         return form
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that measure and fit, those that are installed."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _now() -> str:

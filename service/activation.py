@@ -7,24 +7,13 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from fitting import CONSTANTS, Absent, AllCached, AllSpilled, ConstantValue
+from fitting import CONSTANTS, GROUP_SWEEPS, Absent, AllCached, AllSpilled, ConstantValue
 from service.constant_sets import NOT_MEASURED, Entry, add_set, empty_set, load_set, lock_device
 from service.models import Calibration
 
 LOW_CONTRAST = "low_contrast"
 CACHE_CAPACITY = "model_cache_capacity"
 KEPT_NOTES = 5  # attempts noted on a constant that stays; older ones are in the history
-
-GROUP_SWEEPS: Mapping[str, tuple[str, ...]] = {
-    "model_peak_memory_bandwidth": ("stream",),
-    "model_peak_flops": ("issue",),
-    "model_cache_capacity": ("working_set",),
-    "model_cache_bandwidth": ("working_set",),
-    "model_issue_rate": ("launch", "issue"),
-    "model_multiprocessors": ("launch", "issue"),
-    "model_fill_threads": ("launch", "issue"),
-}
-"""The sweeps whose doubt falls on a constant's group."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +198,11 @@ def _activate(
         old,
         measured,
         doubtful={
-            name: [f"{sweep}: {reason}" for sweep in GROUP_SWEEPS[name] for reason in doubtful.get(sweep, ())]
+            name: [
+                f"{sweep}: {reason}"
+                for sweep in GROUP_SWEEPS[CONSTANTS[name].group]
+                for reason in doubtful.get(sweep, ())
+            ]
             for name in measured
         },
         contradicted=contradictions(old, constants),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,16 +11,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from kernels.host import data_dir
 from service.schemas import SweepName
 
 LEAST_TOKEN = 16
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
-
-
-def default_data_dir() -> Path:
-    """Return the data folder used where `CALIBRATE_DATA_DIR` is unset."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "calibration-service"
 
 
 def parse_database_url(text: str) -> URL:
@@ -44,7 +38,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="CALIBRATE_", env_ignore_empty=True, extra="ignore")
 
-    data_dir: Path = Field(default_factory=default_data_dir)
+    data_dir: Path = Field(default_factory=data_dir)
     database_url: SecretStr | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)

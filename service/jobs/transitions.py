@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from kernels.errors import MeasureError
 from kernels.measure import SweepResult
+from kernels.versions import versions
 from service.jobs import records
 from service.jobs.results import constants_in_force
-from service.jobs.versions import versions
 from service.models import OPEN_STATES, Calibration, SweepRun
 
 MAX_STARTS = 3  # starts of one sweep that may end in a crash or a kill

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from threading import Event, Thread
 
 import structlog
@@ -23,6 +24,7 @@ from kernels.errors import MeasureError
 from kernels.host import host_id
 from kernels.lock import device_lock, lock_folder
 from kernels.measure import discover_in_child
+from kernels.versions import SERVICE
 from service.config import Settings
 from service.db import Database, revisions
 from service.jobs import hosts
@@ -32,7 +34,6 @@ from service.jobs.lifetime import stop_with
 from service.jobs.queue import JobQueue
 from service.jobs.reconcile import reconcile
 from service.jobs.supervisor import HOST_LOCKED
-from service.jobs.versions import service_version
 from service.jobs.watch import DATABASE_AWAY
 
 TICK_S = 0.5
@@ -171,7 +172,7 @@ class _Worker:
         for item in discovery.unusable:
             log.info(f"no {item.backend} device", why=item.reason)
         with self._database.write() as session:
-            return hosts.record_discovery(session, self._host_id, service_version(), discovery)
+            return hosts.record_discovery(session, self._host_id, version(SERVICE), discovery)
 
     def _beat(self) -> None:
         """Tell that this worker lives, whatever else it does."""
