@@ -97,23 +97,24 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     anyio.to_thread.current_default_thread_limiter().total_tokens = services.settings.pool_size
     await run_in_threadpool(services.refresh)
-    polling = asyncio.create_task(_poll(services))
+    stop = asyncio.Event()
+    polling = asyncio.create_task(_poll(services, stop))
     try:
         yield
     finally:
         services.stopping.set()
+        stop.set()
+        # Not cancelled at once: a look that is under way would go on in its thread and leave its connection behind.
+        await asyncio.wait({polling}, timeout=services.settings.shutdown_grace_s)
         polling.cancel()
-        with suppress(asyncio.CancelledError):
-            await polling
         services.queue.close()
         services.database.dispose()
 
 
-async def _poll(services: Services) -> None:
+async def _poll(services: Services, stop: asyncio.Event) -> None:
     """Notice what other processes write; while the database is away, what is known goes on being served."""
     is_away = False
-    while True:
-        await asyncio.sleep(services.settings.revision_poll_s)
+    while not await _is_set(stop, services.settings.revision_poll_s):
         try:
             await run_in_threadpool(services.refresh)
         except SQLAlchemyError as error:
@@ -122,3 +123,10 @@ async def _poll(services: Services) -> None:
             is_away = True
         else:
             is_away = False
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, so long at most; return whether it is set."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()

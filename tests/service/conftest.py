@@ -356,6 +356,11 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., ServiceUnderTest]]:
 
 
 @pytest.fixture
+def fake_queue() -> FakeQueue:
+    return FakeQueue()
+
+
+@pytest.fixture
 def service(make_service: MakeService, database_url: str) -> ServiceUnderTest:
     return make_service(database_url)
 

@@ -1,11 +1,17 @@
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from sqlalchemy import text
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.config import Settings
 
 MakeDocument = Callable[..., dict[str, Any]]
 
@@ -25,6 +31,29 @@ def test_a_database_of_another_revision_is_not_ready(make_service: Any, own_data
     assert (answer.status_code, answer.json()["ready"]) == (503, False)
     assert "calibrate db upgrade" in answer.json()["migration"]
     assert service.client.get("/healthz").status_code == 200
+
+
+def test_a_stop_waits_for_a_look_that_is_under_way_before_it_closes_the_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sqlite_database_url: str, fake_queue: Any
+) -> None:
+    settings = Settings(data_dir=tmp_path, database_url=SecretStr(sqlite_database_url), revision_poll_s=0.01)
+    app = create_app(settings, fake_queue)
+    services = app.state.services
+    order: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look() -> None:
+        begun.set()
+        go_on.wait(5)
+        order.append("looked")
+
+    monkeypatch.setattr(services.database, "dispose", lambda: order.append("closed"))
+    with TestClient(app, base_url="http://localhost"):
+        monkeypatch.setattr(services, "refresh", look)
+        assert begun.wait(5)
+        threading.Timer(0.2, go_on.set).start()
+
+    assert order == ["looked", "closed"]
 
 
 def test_a_database_that_is_gone_is_told_without_its_address(sqlite_service: Any) -> None:
