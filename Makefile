@@ -34,7 +34,7 @@ run: $(VENV)/runtime.stamp ## Start the service; calibrate devices that have no 
 	@$(BIN)/calibrate serve --host $(HOST) --port $(PORT) --calibrate-missing
 
 test: $(VENV)/dev.stamp ## Everything that passes without a GPU
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 	@$(MAKE) --no-print-directory check
 
 check: $(VENV)/dev.stamp ## Lint, types, import contracts, migrations; reports every failure

@@ -4,10 +4,9 @@ import ctypes
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-_DESELECTED = pytest.StashKey[list[str]]()
 
 
 def postgres_programs() -> Path | None:
@@ -33,28 +32,39 @@ def has_gpu() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def missing_programs() -> dict[str, str]:
+    """Marker to why its tests are deselected; none in CI, where they fail instead."""
     missing = {}
     if os.environ.get("CI") != "true":
         if postgres_programs() is None:
             missing["postgres"] = "PostgreSQL's server programs are absent (Debian: apt-get install postgresql)"
         if chromium_program() is None:
             missing["browser"] = "Chromium is absent (Debian: apt-get install chromium)"
-    lines = config.stash.setdefault(_DESELECTED, [])
-    for marker, why in missing.items():
+    return missing
+
+
+def pytest_report_header() -> list[str]:
+    return [f"{marker} tests are deselected: {why}" for marker, why in missing_programs().items()]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests recorded as their `summary`, in whichever process they ran."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "summary" and report.when == "call":
+                    terminalreporter.write_line(text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for marker in missing_programs():
         deselected = [item for item in items if item.get_closest_marker(marker)]
-        if deselected:
-            lines.append(f"deselected {len(deselected)} {marker} tests: {why}")
-            config.hook.pytest_deselected(items=deselected)
-            items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]
     if os.environ.get("REQUIRE_GPU") != "1" and not has_gpu():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device; REQUIRE_GPU=1 makes this a failure"))
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return config.stash.get(_DESELECTED, [])
 
 
 @pytest.fixture(scope="session")
