@@ -111,7 +111,7 @@ class Driver:
                 measured.append(event)
 
         with self.quiet:
-            pass
+            pass  # a look for devices that is under way ends first; none begins while a job is driven
         request = SweepRequest(
             device=attempt.device_key,
             sweep=attempt.sweep,
