@@ -43,7 +43,7 @@ def create_app(settings: Settings, queue: Queue | None = None) -> FastAPI:
 
     Notes
     -----
-    `app.state.services.stopping` is an event to set when the process is told to end: open event streams then end too.
+    `app.state.services.stopping` is to be set true when the process is told to end: open event streams then end too.
     """
     database = Database(settings.url, pool_size=settings.pool_size)
     services = Services(
@@ -102,7 +102,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        services.stopping.set()
+        services.stopping = True
         stop.set()
         # Not cancelled at once: a look that is under way would go on in its thread and leave its connection behind.
         await asyncio.wait({polling}, timeout=services.settings.shutdown_grace_s)

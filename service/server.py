@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app: Any = self.config.app
-        app.state.services.stopping.set()
+        app.state.services.stopping = True  # no lock: a handler may interrupt whoever holds one
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -31,7 +30,7 @@ class Services:
     cache: ConstantsCache
     access: Access
     metrics: Metrics
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: bool = False
 
     def refresh(self) -> None:
         """Notice what other processes changed: tokens, and which constants are active."""

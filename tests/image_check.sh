@@ -16,8 +16,13 @@ store=$(mktemp -d)
 b() { buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs "$@"; }
 cleanup() {
   trap - EXIT INT TERM
-  # The whole session: buildah's children do not end with it.
-  [ -z "${server:-}" ] || { pkill -TERM -s "$server"; sleep 3; pkill -KILL -s "$server"; } || true
+  # The whole session, as buildah's children do not end with it; the service gets time to end its worker.
+  if [ -n "${server:-}" ]; then
+    pkill -TERM -s "$server" || true
+    left=25
+    while [ "$left" -gt 0 ] && pgrep -s "$server" >/dev/null; do sleep 1; left=$((left - 1)); done
+    pkill -KILL -s "$server" || true
+  fi
   b rm --all >/dev/null 2>&1 || true
   rm -rf "$store"
 }

@@ -103,7 +103,7 @@ async def get_events(
     """Stream progress as server-sent events: `progress` when something changes, `end` when it has finished."""
     services: Services = request.app.state.services
     last: dict[str, Any] | None = None
-    while not services.stopping.is_set():
+    while not services.stopping:
         current = await run_in_threadpool(_progress, services, calibration_id)
         if current != last:
             is_over = current["state"] not in OPEN_STATES

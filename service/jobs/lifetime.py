@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from queue import SimpleQueue
+from threading import Event, Thread
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -17,3 +19,21 @@ def stop_with(parent: int) -> bool:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     return os.getppid() == parent
+
+
+def stop_on_signals(stop: Event) -> None:
+    """Set `stop` at SIGTERM or SIGINT; to be called in the main thread.
+
+    A handler runs between two instructions of the main thread, which may just then hold the event's lock: an event set
+    by the handler itself would wait for that lock for ever. `SimpleQueue.put` may be interrupted by itself, so the
+    handler only puts, and a thread sets the event.
+    """
+    signals: SimpleQueue[int] = SimpleQueue()
+
+    def wait() -> None:
+        signals.get()
+        stop.set()
+
+    Thread(target=wait, name="signals", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: signals.put(received))

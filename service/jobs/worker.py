@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 import traceback
@@ -30,7 +29,7 @@ from service.db import Database, revisions
 from service.jobs import hosts
 from service.jobs.drive import Driver
 from service.jobs.engine import running_engine
-from service.jobs.lifetime import stop_with
+from service.jobs.lifetime import stop_on_signals, stop_with
 from service.jobs.queue import JobQueue
 from service.jobs.reconcile import reconcile
 from service.jobs.supervisor import HOST_LOCKED
@@ -53,8 +52,7 @@ def run_worker(settings: Settings, parent: int | None = None) -> int:
     Returns the exit code: 0 stopped, 1 it can't start or lost its database, 75 another worker holds this host.
     """
     stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop)
     if parent is not None and not stop_with(parent):
         return 0
     try:

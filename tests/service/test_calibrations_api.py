@@ -321,7 +321,7 @@ def test_events_tell_progress_and_end_with_the_job(service: Any) -> None:
 def test_events_end_when_the_service_is_told_to_stop(sqlite_service: Any) -> None:
     device = sqlite_service.add_device()
     made = post(sqlite_service, device=device, **STREAM).json()
-    sqlite_service.client.app.state.services.stopping.set()
+    sqlite_service.client.app.state.services.stopping = True
     answer = sqlite_service.client.get(f"/v1/calibrations/{made['id']}/events")
     assert (answer.status_code, answer.text) == (200, "")
 
